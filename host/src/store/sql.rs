@@ -3,7 +3,8 @@
 //! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
 //! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker
 //! holds the job (migrations/functions/effects.sql). The statements are pipelined, which takes one round trip; the
-//! COMMIT follows if all results are as expected.
+//! COMMIT follows if all results are as expected. After each statement, the timeouts of the transaction are set again,
+//! in the same round trip.
 
 mod check;
 mod error;
@@ -14,7 +15,7 @@ mod session;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join_all};
+use futures_util::future::join_all;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -25,7 +26,7 @@ pub use self::error::SqlError;
 use self::params::TextParam;
 pub use self::query::QueryError;
 pub use self::session::Login;
-use self::session::{RESET, settings, settings_again, transaction_start};
+use self::session::{RESET, settings, settings_again, timeouts_again, transaction_start};
 use super::error::is_about_data;
 use super::lock_wait::lock_wait_ms;
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
@@ -136,13 +137,41 @@ fn typed<'a>(values: &'a [TextParam], types: &[Type]) -> Vec<(&'a (dyn ToSql + S
     values.zip(types.iter().cloned()).collect()
 }
 
-/// The responses to the statements of one outcome, after the response to the settings before them, if any.
-type Responses = (Option<Result<(), tokio_postgres::Error>>, Vec<Response>);
+/// A statement of a transaction, with its parameters.
+type Bound<'a> = (&'a CheckedStatement, Vec<TextParam>);
 
-/// The response to one statement of a transaction.
+/// What a transaction sends after its fence.
+enum Message<'a> {
+    /// All settings, before the statements of the next outcome.
+    Settings,
+    /// The timeouts, after a statement.
+    Timeouts,
+    Statement(&'a Bound<'a>),
+}
+
+/// The response to one of these messages.
 enum Response {
     Rows(u64),
     Failed(SqlError),
+}
+
+/// The messages for these statements of each outcome.
+fn messages<'a>(bound: &'a [Vec<Bound<'a>>]) -> Vec<Message<'a>> {
+    let mut messages = Vec::new();
+    for (outcome, statements) in bound.iter().enumerate() {
+        for (number, statement) in statements.iter().enumerate() {
+            match (outcome, number) {
+                // Its settings start the transaction.
+                (0, 0) => {}
+                // Settings that a statement of one job has changed are reset for the next job.
+                (_, 0) => messages.push(Message::Settings),
+                (_, _) => messages.push(Message::Timeouts),
+            }
+            messages.push(Message::Statement(statement));
+        }
+    }
+    messages.push(Message::Timeouts);
+    messages
 }
 
 impl Store {
@@ -267,12 +296,13 @@ impl Store {
             });
             of_one.collect()
         });
-        let bound: Vec<Vec<(&CheckedStatement, Vec<TextParam>)>> =
-            bound.collect::<Result<_, _>>()?;
+        let bound: Vec<Vec<Bound<'_>>> = bound.collect::<Result<_, _>>()?;
+        let messages = messages(&bound);
 
         let mut session = login.session().await.map_err(CommitError::Failed)?;
         let settings = settings(limits.statement_timeout, lock_wait);
         let start = transaction_start("READ WRITE", &settings);
+        let timeouts = timeouts_again(limits.statement_timeout, lock_wait);
         let often = run_often(calls);
         let preparing = often
             .iter()
@@ -286,15 +316,15 @@ impl Store {
                 )
             };
             let run_all = async |settings: &str, prepared: &HashMap<&str, Prepared>| {
-                let outcomes = bound.iter().enumerate().map(async |(number, calls)| {
-                    // Settings that a statement of one job has changed are reset for the next job.
-                    let settings = (number > 0).then(|| session.batch_execute(settings));
-                    let statements = calls.iter().map(|(statement, values)| {
-                        run(&session, statement, prepared.get(&*statement.name), values)
-                    });
-                    tokio::join!(OptionFuture::from(settings), join_all(statements))
+                // In one list, so that they are sent in this order.
+                let responses = messages.iter().map(async |message| match message {
+                    Message::Settings => set(&session, settings).await,
+                    Message::Timeouts => set(&session, &timeouts).await,
+                    Message::Statement((statement, values)) => {
+                        run(&session, statement, prepared.get(&*statement.name), values).await
+                    }
                 });
-                join_all(outcomes).await
+                join_all(responses).await
             };
             if often.is_empty() {
                 let nothing = HashMap::new();
@@ -315,10 +345,12 @@ impl Store {
         let started_at = Instant::now();
         let (answered, is_usable) = login.wait_for_response(&session, timeout, running).await;
         let refused = match answered {
-            Ok((started, fenced, responses)) => match refusal(started, &fenced, responses, calls) {
-                None => Ok(fenced),
-                Some(why) => Err(why),
-            },
+            Ok((started, fenced, responses)) => {
+                match refusal(started, &fenced, &messages, responses) {
+                    None => Ok(fenced),
+                    Some(why) => Err(why),
+                }
+            }
             Err(silent) => Err(CommitError::Failed(silent)),
         };
         let fenced = match refused {
@@ -418,6 +450,14 @@ fn last_value(messages: &[SimpleQueryMessage]) -> Option<&str> {
 /// A statement that is prepared for one transaction.
 type Prepared = Result<tokio_postgres::Statement, tokio_postgres::Error>;
 
+/// Sends settings within a transaction.
+async fn set(client: &Client, settings: &str) -> Response {
+    match client.batch_execute(settings).await {
+        Ok(()) => Response::Rows(0),
+        Err(error) => Response::Failed((&error).into()),
+    }
+}
+
 /// Runs one statement of a transaction.
 async fn run(
     client: &Client,
@@ -461,8 +501,8 @@ async fn run(
 fn refusal(
     started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
-    responses: Vec<Responses>,
-    calls: &[Vec<CheckedCall<'_>>],
+    messages: &[Message<'_>],
+    responses: Vec<Response>,
 ) -> Option<CommitError> {
     if let Err(error) = started {
         return Some(CommitError::Failed((&error).into()));
@@ -480,17 +520,19 @@ fn refusal(
             _ => CommitError::Failed(error),
         });
     }
-    for ((settings, responses), calls) in responses.into_iter().zip(calls) {
-        if let Some(Err(error)) = settings {
-            return Some(CommitError::Failed((&error).into()));
-        }
-        for (response, (statement, _)) in responses.into_iter().zip(calls) {
-            let rows = match response {
-                Response::Failed(error) => return Some(statement_failure(error, statement)),
-                Response::Rows(rows) => rows,
-            };
-            if let Some(failure) = statement.wrong_count(rows) {
-                return Some(CommitError::Statement(failure));
+    for (message, response) in messages.iter().zip(responses) {
+        match (message, response) {
+            (Message::Settings | Message::Timeouts, Response::Rows(_)) => {}
+            (Message::Settings | Message::Timeouts, Response::Failed(error)) => {
+                return Some(CommitError::Failed(error));
+            }
+            (Message::Statement((statement, _)), Response::Failed(error)) => {
+                return Some(statement_failure(error, statement));
+            }
+            (Message::Statement((statement, _)), Response::Rows(rows)) => {
+                if let Some(failure) = statement.wrong_count(rows) {
+                    return Some(CommitError::Statement(failure));
+                }
             }
         }
     }

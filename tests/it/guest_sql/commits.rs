@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::shop::{Shop, call, connector};
 use crate::support::TestDb;
-use crate::support::proxy::{Proxy, Side};
+use crate::support::proxy::{COMMIT, Proxy, Side};
 use crate::support::worker::lease;
 
 fn payment() -> Value {
@@ -47,8 +47,8 @@ async fn effects_are_committed_once_if_the_connection_is_cut_at_any_message() {
     for (words, side) in [
         ("BEGIN ISOLATION", Side::Cut),
         ("BEGIN ISOLATION", Side::Response),
-        ("COMMIT", Side::Cut),
-        ("COMMIT", Side::Response),
+        (COMMIT, Side::Cut),
+        (COMMIT, Side::Response),
     ] {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
@@ -106,7 +106,7 @@ async fn commits_that_got_no_response_are_looked_up_two_at_a_time() {
         ]))
         .await;
     }
-    let held = proxy.hold("COMMIT", Side::Cut);
+    let held = proxy.hold(COMMIT, Side::Cut);
     shop.sql("COMMIT").await;
     // After six lost commits, most of the jobs are in doubt, because they share transactions.
     held.caught_times(6).await;
@@ -155,7 +155,7 @@ async fn a_step_whose_commit_got_no_response_is_looked_up() {
         let login = connector(&shop.as_login(proxy.url()));
         let worker = shop.start_with(login, Settings::default()).await;
         assert_eq!(shop.run(json!([])).await.state, "succeeded");
-        let held = proxy.hold("COMMIT", side);
+        let held = proxy.hold(COMMIT, side);
         let effects = json!([
             call("mark_paid", json!([1])),
             call("add_line", json!([1, 10]))
@@ -213,13 +213,41 @@ async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job()
     let login = connector(&shop.as_login(proxy.url()));
     let worker = shop.start_with(login, Settings::default()).await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
-    let held = proxy.hold("COMMIT", Side::Statement);
+    let held = proxy.hold(COMMIT, Side::Statement);
     let id = shop.enqueue(payment()).await;
     held.caught().await;
     assert_paid_once(&shop, id).await;
     // The server has ended the session, so that nothing was committed: that is not the fault of the attempt.
     let attempts = format!("SELECT attempt = 1 FROM rouse.jobs WHERE id = {id}");
     assert!(shop.holds(&attempts).await);
+    held.release();
+    worker.drain().await;
+}
+
+/// The same, after an effect that has called a function which switches off the timeouts of its transaction.
+#[tokio::test]
+async fn a_statement_that_switches_off_timeouts_does_not_keep_its_job_locked() {
+    let (shop, proxy) = through_a_proxy().await;
+    shop.sql(
+        "CREATE FUNCTION endless() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM set_config('idle_in_transaction_session_timeout', '0', true);
+             -- The server ignores the other timeouts while this one is shorter, but its timer keeps the first value.
+             IF current_setting('server_version_num')::integer >= 170000 THEN
+                 PERFORM set_config('transaction_timeout', '2147483647', true);
+                 PERFORM set_config('transaction_timeout', '1', true);
+             END IF;
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER endless BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION endless()",
+    )
+    .await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let worker = shop.start_with(login, Settings::default()).await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    let held = proxy.hold(COMMIT, Side::Statement);
+    let id = shop.enqueue(payment()).await;
+    held.caught().await;
+    assert_paid_once(&shop, id).await;
     held.release();
     worker.drain().await;
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use super::shop::{Shop, call, connector};
-use crate::support::proxy::{Proxy, Side};
+use crate::support::proxy::{COMMIT, Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue, lease};
 
 /// Jobs whose effects wait, because two other jobs keep both connections of the login busy.
@@ -177,8 +177,8 @@ async fn effects_of_one_job_stay_in_order_however_many_they_are() {
 #[tokio::test]
 async fn a_shared_commit_whose_response_is_lost_is_looked_up_for_each_job() {
     for (words, side) in [
-        ("COMMIT", Side::Cut),
-        ("COMMIT", Side::Response),
+        (COMMIT, Side::Cut),
+        (COMMIT, Side::Response),
         ("settle_with_effects", Side::Cut),
     ] {
         let shop = Shop::open().await;

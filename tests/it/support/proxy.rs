@@ -20,6 +20,9 @@ use super::worker::TIMEOUT;
 /// The statement by which a worker checks that its notifications arrive, once it listens.
 pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
 
+/// A COMMIT on its own. The start of a transaction contains the word too: READ COMMITTED.
+pub(crate) const COMMIT: &str = "COMMIT\0";
+
 /// Forwards connections to a port of this machine until the test ends.
 pub(crate) struct Proxy {
     url: String,

@@ -39,6 +39,12 @@ pub(super) const RESET: &str =
 /// Fails on a standby.
 const WRITABLE: &str = "BEGIN READ WRITE; ROLLBACK";
 
+/// Resets `transaction_timeout`, which Postgres has from 17 on. The other timeouts have no effect while its value is
+/// shorter than theirs, although its timer may have been started with an earlier, long value.
+const RESET_TRANSACTION_TIMEOUT: &str =
+    "SELECT pg_catalog.set_config('transaction_timeout', NULL, true)
+     WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL";
+
 /// The timeouts of a transaction.
 fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
@@ -47,6 +53,14 @@ fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
         statement_timeout.min(lock_wait).as_millis(),
         NEXT_MESSAGE_TIMEOUT.as_millis(),
     )
+}
+
+/// The same timeouts again, after a statement, which may have changed them with `set_config`, or called a function that
+/// has: without timeouts, the row of the job would stay locked for as long as its host is frozen. All other settings
+/// remain for the next statement of the job.
+pub(super) fn timeouts_again(statement_timeout: Duration, lock_wait: Duration) -> String {
+    let timeouts = timeouts(statement_timeout, lock_wait);
+    format!("{timeouts}; {RESET_TRANSACTION_TIMEOUT}")
 }
 
 /// The settings of a transaction. Its last row has the search path: the schemas of the login's own search path, before
