@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::journal::{AttemptJournal, FailedTries};
+use super::reach::warn_unless_unreachable;
 use super::repeats::Repeats;
 use super::settler::{self, Unsettled};
 use super::sql::{Rechecked, Statements, recheck};
@@ -259,7 +260,14 @@ async fn commit(
                 locked += 1;
             }
             CommitError::Store(error) => {
-                debug!(%error, "cannot commit effects; trying again");
+                if is_logged(&mut one.refusals, &error) {
+                    warn_unless_unreachable!(
+                        error,
+                        job.id = one.settlement.id.0,
+                        handler = %handler.manifest.name,
+                        "cannot commit effects; trying again"
+                    );
+                }
                 tokio::time::sleep(RETRY_AFTER).await;
             }
             CommitError::Failed(error) => {
@@ -271,6 +279,11 @@ async fn commit(
             }
         }
     }
+}
+
+/// True if this error of the worker's own session is logged now. In an outage, nothing is logged as a warning.
+fn is_logged(warnings: &mut Repeats, error: &StoreError) -> bool {
+    error.is_unreachable() || error.is_cut_off() || warnings.is_logged(Instant::now())
 }
 
 /// Creates today's partition of the history. If that fails, or if there was nothing to create, waits. Returns false if
@@ -298,6 +311,7 @@ async fn prepare_partitions(shared: &Shared, warnings: &mut Repeats) -> bool {
 /// decides whether the commit is retried.
 async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
+    let mut warnings = Repeats::default();
     loop {
         let status = {
             let _permit = shared.calls.lookups.acquire().await;
@@ -309,7 +323,16 @@ async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
             Ok(CommitStatus::Lost) => return Some(false),
             Err(error) if shared.has_incarnation_ended(&error) => return Some(false),
             Err(error) => {
-                debug!(job.id = id.0, %error, "cannot look up a commit; trying again");
+                if error.is_locked() {
+                    debug!(job.id = id.0, %error, "the commit to look up has not ended; trying again");
+                } else if is_logged(&mut warnings, &error) {
+                    warn_unless_unreachable!(
+                        error,
+                        job.id = id.0,
+                        handler = %one.meters.handler,
+                        "cannot look up a commit; trying again"
+                    );
+                }
                 if one.is_lost(shared) {
                     return None;
                 }

@@ -78,7 +78,7 @@ pub(super) struct Unsettled {
     /// The time since which locks of other transactions have blocked its settlement. Reset if a try fails for another
     /// reason.
     pub(super) blocked_at: Option<Instant>,
-    /// The warnings that the database refuses it, or has no space for it.
+    /// The warnings that the database refuses it or has no space for it, or that its effects cannot be committed.
     pub(super) refusals: Repeats,
     /// The trace of the attempt, whose outcome it gets.
     pub(super) trace: AttemptTrace,

@@ -6,9 +6,11 @@ use rouse::worker::{Override, Overrides, Settings};
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::shop::{Shop, call};
+use super::shop::{MODULE, Shop, call};
 use crate::support::database::connect;
-use crate::support::worker::{lease, show};
+use crate::support::refusals::refuse_inserts;
+use crate::support::worker::{TIMEOUT, guests_dir, lease, show};
+use crate::support::{Host, command, folder_of};
 
 /// Holds the lock of a row in a transaction of its own.
 async fn lock(shop: &Shop, sql: &str) -> Client {
@@ -112,6 +114,47 @@ async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses_until_its_
         .await;
     assert_eq!(shop.ended(id).await.state, "succeeded");
     worker.drain().await;
+}
+
+/// The host cannot read the types of its records.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_that_cannot_be_committed_for_a_while_are_logged_as_a_warning() {
+    let shop = Shop::open().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let config = "[handlers.\"sql.*\"]\nmodule = \"flow_guests.wasm\"\n\n\
+                  [handlers.\"sql.*\".sql]\nlogin = { env = \"SHOP_DATABASE_URL\" }\nstatements = \"all\"\n";
+    let module = std::fs::read(guests_dir().join(MODULE)).unwrap();
+    let folder = folder_of(config, &[(MODULE, module)]);
+    let mut serve = command(&shop.db.url(), &["serve", "--http", "off"], &folder);
+    serve.env("SHOP_DATABASE_URL", shop.as_login(&shop.db.url()));
+    let host = Host::spawn(serve);
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    // The progress of this job is tried again every second. After each such error, the host reads the types again.
+    let error = "'no progress' USING ERRCODE = 'undefined_object'";
+    refuse_inserts(&shop.client, "rouse.progress", "true", error).await;
+    shop.enqueue(json!([{"run": {"ms": 600_000}}])).await;
+    shop.until("SELECT is_called FROM public.tries").await;
+    let other = lock(&shop, "SELECT FROM orders WHERE id = 1 FOR UPDATE").await;
+    let id = shop
+        .enqueue(json!([{"sql": call("mark_paid", json!([1]))}]))
+        .await;
+    shop.until(&format!(
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock'",
+        shop.role
+    ))
+    .await;
+    shop.sql("ALTER TYPE rouse.schedule_firing RENAME TO hidden")
+        .await;
+    host.line(TIMEOUT, |line| {
+        line.contains("WARN")
+            && line.contains("cannot commit effects; trying again")
+            && line.contains(&format!("job.id={id} "))
+    });
+    other.batch_execute("ROLLBACK").await.unwrap();
+    shop.sql("ALTER TYPE rouse.hidden RENAME TO schedule_firing")
+        .await;
+    let ended = shop.ended(id).await;
+    assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
 }
 
 #[tokio::test]
