@@ -269,6 +269,26 @@ async fn a_login_without_the_role_a_superuser_and_members_of_other_roles_are_ref
         ("rouse_producer", "member of rouse_producer"),
         ("rouse_enqueuer", "member of rouse_enqueuer"),
         (&*owner, "member of a superuser"),
+        (
+            "pg_read_all_data",
+            "member of pg_read_all_data, which can reach Rouse's own tables",
+        ),
+        (
+            "pg_write_all_data",
+            "member of pg_write_all_data, which can reach Rouse's own tables",
+        ),
+        (
+            "pg_read_server_files",
+            "member of pg_read_server_files, which can reach the files of the server",
+        ),
+        (
+            "pg_write_server_files",
+            "member of pg_write_server_files, which can reach the files of the server",
+        ),
+        (
+            "pg_execute_server_program",
+            "member of pg_execute_server_program, which can reach the programs of the server",
+        ),
     ] {
         shop.sql(&format!("GRANT \"{other}\" TO {role}")).await;
         let worker = shop.start().await;
