@@ -140,9 +140,11 @@ impl SqlErrorClass {
         match code {
             // Serialization failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Self::Conflict,
-            // Shutdown, crash, starting up; the session ended because it was idle, or because the next message of its
-            // transaction did not arrive in time; too many connections.
-            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "53300" => Self::Unavailable,
+            // Shutdown, crash, starting up; the session ended because it was idle, because the next message of its
+            // transaction did not arrive in time, or because the transaction took too long; too many connections.
+            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04" | "53300" => {
+                Self::Unavailable
+            }
             // A row that violates a policy has the code of a missing privilege.
             "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
             // BEGIN READ WRITE on a standby: a new session may reach the primary.
@@ -177,6 +179,7 @@ mod tests {
             ("08006", Unavailable),
             ("57P01", Unavailable),
             ("25P03", Unavailable),
+            ("25P04", Unavailable),
             ("53300", Unavailable),
             ("57014", Temporary),
             ("53100", Temporary),

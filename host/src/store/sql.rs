@@ -26,7 +26,7 @@ pub use self::error::SqlError;
 use self::params::TextParam;
 pub use self::query::QueryError;
 pub use self::session::Login;
-use self::session::{RESET, settings, settings_again, timeouts_again, transaction_start};
+use self::session::{RESET, settings, settings_again, timeouts, transaction_start};
 use super::error::is_about_data;
 use super::lock_wait::lock_wait_ms;
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
@@ -302,7 +302,7 @@ impl Store {
         let mut session = login.session().await.map_err(CommitError::Failed)?;
         let settings = settings(limits.statement_timeout, lock_wait);
         let start = transaction_start("READ WRITE", &settings);
-        let timeouts = timeouts_again(limits.statement_timeout, lock_wait);
+        let timeouts = timeouts(limits.statement_timeout, lock_wait);
         let often = run_often(calls);
         let preparing = often
             .iter()

@@ -245,6 +245,67 @@ async fn a_statement_that_never_ends_is_stopped_and_does_not_hold_up_other_jobs(
     assert_eq!(error["details"]["code"], "57014", "{error}");
 }
 
+#[tokio::test]
+async fn a_transaction_timeout_of_the_login_does_not_end_its_transactions() {
+    let shop = Shop::open().await;
+    // Postgres has this setting from version 17 on.
+    shop.sql(&format!(
+        "DO $$ BEGIN
+             IF current_setting('server_version_num')::integer >= 170000 THEN
+                 ALTER ROLE {} SET transaction_timeout = '400ms';
+             END IF;
+         END $$",
+        shop.role
+    ))
+    .await;
+    let worker = shop.start().await;
+    let slow = shop
+        .run(json!([
+            {"sql": call("add_line", json!([1, 1]))},
+            {"sql": call("sleepy", json!([0.8]))},
+            {"query": call("sleepy", json!([0.8]))},
+        ]))
+        .await;
+    let end = (slow.state.as_str(), slow.attempt);
+    assert_eq!(end, ("succeeded", 1), "{:?}", slow.error);
+    assert_eq!(shop.count("ledger").await, 1);
+    worker.drain().await;
+}
+
+/// Something else than the attempt may have set the timeout.
+#[tokio::test]
+async fn a_transaction_that_the_server_ends_for_its_duration_costs_no_attempt() {
+    for when in [
+        "TRIGGER overrun BEFORE INSERT ON ledger",
+        // The response to COMMIT.
+        "CONSTRAINT TRIGGER overrun AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED",
+    ] {
+        let shop = Shop::open().await;
+        // On versions before 17, no transaction fails.
+        shop.sql(&format!(
+            "CREATE SEQUENCE public.tries;
+             CREATE FUNCTION overrun() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+                 -- A sequence keeps its value whatever becomes of the transaction.
+                 IF nextval('public.tries') = 1 AND current_setting('server_version_num')::integer >= 170000 THEN
+                     PERFORM set_config('transaction_timeout', '1', true);
+                     PERFORM pg_sleep(60);
+                 END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE {when} FOR EACH ROW EXECUTE FUNCTION overrun()"
+        ))
+        .await;
+        let worker = shop.start().await;
+        let ended = shop
+            .run(json!([{"sql": call("add_line", json!([1, 1]))}]))
+            .await;
+        let end = (ended.state.as_str(), ended.attempt);
+        assert_eq!(end, ("succeeded", 1), "{when}: {:?}", ended.error);
+        assert_eq!(shop.count("ledger").await, 1, "{when}");
+        worker.drain().await;
+    }
+}
+
 /// As for a foreign table whose server is unreachable. The login itself responds.
 #[tokio::test]
 async fn a_statement_that_loses_its_connection_to_another_server_fails_the_attempt() {

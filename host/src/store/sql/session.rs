@@ -39,28 +39,24 @@ pub(super) const RESET: &str =
 /// Fails on a standby.
 const WRITABLE: &str = "BEGIN READ WRITE; ROLLBACK";
 
-/// Resets `transaction_timeout`, which Postgres has from 17 on. The other timeouts have no effect while its value is
-/// shorter than theirs, although its timer may have been started with an earlier, long value.
-const RESET_TRANSACTION_TIMEOUT: &str =
-    "SELECT pg_catalog.set_config('transaction_timeout', NULL, true)
+/// Switches off `transaction_timeout`, which Postgres has from 17 on. The other timeouts have no effect while its value
+/// is shorter than theirs, although its timer may have been started with an earlier, long value. And a transaction that
+/// always takes longer than a timeout of the login would be tried again until the lease ends.
+const NO_TRANSACTION_TIMEOUT: &str =
+    "SELECT pg_catalog.set_config('transaction_timeout', '0', true)
      WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL";
 
-/// The timeouts of a transaction.
-fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
+/// The timeouts of a transaction. They are set again after each statement, which may have changed them with
+/// `set_config`, or called a function that has: without timeouts, the row of the job would stay locked for as long as
+/// its host is frozen. All other settings remain for the next statement of the job.
+pub(super) fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
-        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; SET LOCAL idle_in_transaction_session_timeout = {}",
+        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
+         SET LOCAL idle_in_transaction_session_timeout = {}; {NO_TRANSACTION_TIMEOUT}",
         statement_timeout.as_millis(),
         statement_timeout.min(lock_wait).as_millis(),
         NEXT_MESSAGE_TIMEOUT.as_millis(),
     )
-}
-
-/// The same timeouts again, after a statement, which may have changed them with `set_config`, or called a function that
-/// has: without timeouts, the row of the job would stay locked for as long as its host is frozen. All other settings
-/// remain for the next statement of the job.
-pub(super) fn timeouts_again(statement_timeout: Duration, lock_wait: Duration) -> String {
-    let timeouts = timeouts(statement_timeout, lock_wait);
-    format!("{timeouts}; {RESET_TRANSACTION_TIMEOUT}")
 }
 
 /// The settings of a transaction. Its last row has the search path: the schemas of the login's own search path, before
