@@ -157,26 +157,30 @@ impl TestCtx {
     fn next_recorder(&self) -> Recorder {
         Recorder {
             recorded: RefCell::new(self.recorder.recorded.borrow().clone()),
+            flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
+            uncounted: self.recorder.uncounted,
+            ..self.recorder_of_next_job()
+        }
+    }
+
+    /// A recorder with what the jobs of a handler share.
+    fn recorder_of_next_job(&self) -> Recorder {
+        Recorder {
             server: RefCell::new(self.recorder.server.borrow().clone()),
             settings: RefCell::new(self.recorder.settings.borrow().clone()),
             state: Rc::clone(&self.recorder.state),
             flow: FlowState::with(self.recorder.flow.record.borrow().clone()),
             sql: self.recorder.sql.next(),
-            uncounted: self.recorder.uncounted,
             ..Recorder::default()
         }
     }
 
-    /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this
-    /// attempt: both may run concurrently.
+    /// The first attempt at the next job for the same handler and tenant. It has the settings and the responses to
+    /// requests, calls and queries, and it shares the handler's state with this attempt: both may run concurrently.
     #[must_use]
     pub fn next_job(&self) -> Self {
         let job = self.ctx.job().clone();
-        let next = Recorder {
-            state: Rc::clone(&self.recorder.state),
-            ..Recorder::default()
-        };
-        Self::with(next, |next| {
+        Self::with(self.recorder_of_next_job(), |next| {
             *next = job;
             next.id += 1;
             next.attempt = 1;
@@ -189,14 +193,14 @@ impl TestCtx {
         self.recorder.done.borrow().clone()
     }
 
-    /// Sets the settings that [`Ctx::settings`] reads, in this attempt and in later attempts at the same job that are
-    /// derived from it; by default they are an empty object.
+    /// Sets the settings that [`Ctx::settings`] reads, in this attempt and in later attempts and jobs that are derived
+    /// from it; by default they are an empty object.
     pub fn set_settings(&self, settings: Value) {
         self.recorder.settings.borrow_mut().0 = settings;
     }
 
-    /// Sets the function that answers further requests, in place of servers, in this attempt and in later attempts at
-    /// the same job that are derived from it. Without it, each request is an error.
+    /// Sets the function that answers further requests, in place of servers, in this attempt and in later attempts and
+    /// jobs that are derived from it. Without it, each request is an error.
     pub fn on_http(&self, respond: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
         *self.recorder.server.borrow_mut() = Some(Rc::new(RefCell::new(respond)));
     }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
+use rouse_sdk::http::{self, Response};
 use rouse_sdk::{
     AbortReason, Ctx, End, Error, Failure, Job, OnFailure, Result, TestCtx, Wait, block_on, handler,
 };
@@ -511,8 +512,32 @@ fn the_resumed_attempt_keeps_responses_and_settings() {
     let resumed = ctx.resumed();
     assert_eq!(resumed.settings::<Value>().unwrap(), json!({"limit": 3}));
     assert_eq!(resumed.state().get::<u32>("k").unwrap(), Some(1));
-    // The next job has none of these waits.
-    assert!(resumed.next_job().waits().is_empty());
+}
+
+#[test]
+fn the_next_job_keeps_responses_and_settings_and_nothing_of_this_job() {
+    let ctx = TestCtx::new();
+    ctx.set_settings(json!({"limit": 3}));
+    ctx.on_call(|_| Ok(json!(7)));
+    ctx.on_query(|_| Ok(vec![json!(8)]));
+    ctx.on_http(|_| Ok(Response::new(204, "")));
+    ctx.send_signal("go", json!(9));
+    ctx.set_parent("charge", End::Succeeded, json!(10));
+    ctx.step("s", || Ok(1)).unwrap();
+    let _ = ctx.attempt(|ctx| ctx.call(Job::new("a", &()))).suspended();
+    let next = ctx.resumed().next_job();
+    assert_eq!(next.settings::<Value>().unwrap(), json!({"limit": 3}));
+    let called = next.call(Job::new("a", &()).returning::<u32>());
+    assert_eq!(called.unwrap(), 7);
+    assert_eq!(next.query::<u32>("q", ()).unwrap(), [8]);
+    let response = block_on(http::get("https://a.example/").send(&next)).unwrap();
+    assert_eq!(response.status, 204);
+
+    let other = ctx.next_job();
+    assert!(other.waits().is_empty());
+    assert_eq!(other.step("s", || Ok(2)).unwrap(), 2);
+    assert_eq!(other.wait_signal::<u32>("go", DAY).unwrap(), None);
+    assert!(other.results().unwrap().parent("charge").is_none());
 }
 
 #[test]

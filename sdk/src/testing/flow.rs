@@ -392,8 +392,8 @@ impl TestCtx {
         self.recorder.flow.record.borrow_mut().signals.push(signal);
     }
 
-    /// Sets the function that answers calls, in this attempt and in later ones that are derived from it. Without it,
-    /// each call is an error (kind `denied`).
+    /// Sets the function that answers calls, in this attempt and in later attempts and jobs that are derived from it.
+    /// Without it, each call is an error (kind `denied`).
     pub fn on_call(&self, respond: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
         let responder: CallResponder = Rc::new(RefCell::new(respond));
         self.recorder.flow.record.borrow_mut().responder = Some(responder);

@@ -49,7 +49,7 @@ pub(super) struct SqlState {
 }
 
 impl SqlState {
-    /// For the next attempt.
+    /// For the next attempt, or the next job.
     pub(super) fn next(&self) -> Self {
         Self {
             database: RefCell::new(self.database.borrow().clone()),
@@ -69,8 +69,9 @@ impl TestCtx {
         effects
     }
 
-    /// Sets the function that answers further queries, in place of a database: each row is an object with a key for
-    /// each column. Without this, each query is an error.
+    /// Sets the function that answers further queries, in place of a database, in this attempt and in later attempts
+    /// and jobs that are derived from it: each row is an object with a key for each column. Without this, each query is
+    /// an error.
     pub fn on_query(&self, respond: impl FnMut(&StatementCall) -> Result<Vec<Value>> + 'static) {
         *self.recorder.sql.database.borrow_mut() = Some(Rc::new(RefCell::new(respond)));
     }
