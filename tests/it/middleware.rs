@@ -39,6 +39,22 @@ impl Middleware for Recorder {
     }
 }
 
+/// Takes its time before the guest runs, and records whether the report includes this time.
+struct Slow(Notes);
+
+impl Middleware for Slow {
+    fn around<'a>(&'a self, _: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let started_at = Instant::now();
+            let run = next.run().await;
+            let includes = run.wall > started_at.elapsed();
+            note(&self.0, format!("includes: {includes}"));
+            run
+        })
+    }
+}
+
 /// Does not run a guest in the first attempt: returns this end instead, or panics.
 struct Substitute(Option<RunEnd>);
 
@@ -144,6 +160,19 @@ async fn middlewares_nest_in_their_order_and_see_how_the_run_ended() {
             format!("outer out, {returned}"),
         ]
     );
+}
+
+#[tokio::test]
+async fn the_time_of_a_run_does_not_include_that_of_middlewares() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let notes = Notes::default();
+    let around: Vec<Arc<dyn Middleware>> = vec![Arc::new(Slow(notes.clone()))];
+    let worker = TestWorker::start_with_middlewares(&db, Settings::default(), around).await;
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, id).await;
+    worker.drain().await;
+    assert_eq!(*notes.lock().unwrap(), ["includes: false"]);
 }
 
 #[tokio::test]

@@ -18,7 +18,8 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 ///
 /// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's
 /// own middlewares, for traces and metrics, wrap all of them. The run timeout and the abort signal act on the sandbox,
-/// inside all middlewares. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If
+/// inside all middlewares. Their own time counts neither for the run timeout nor in [`RunReport::wall`] and the metric
+/// `rouse_attempt_seconds`. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If
 /// a middleware panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they
 /// must not block. The lease is renewed while they run, so one that never ends keeps its slot forever, and a host that
 /// stops waits for it until a second signal.

@@ -109,7 +109,7 @@ const GAUGES: [(&str, &str); 13] = [
 const HISTOGRAMS: [(&str, &str); 5] = [
     (
         "rouse_attempt_seconds",
-        "From the call to the sandbox to its end.",
+        "The time in the sandbox, without the own time of middlewares.",
     ),
     (
         "rouse_wait_seconds",

@@ -55,7 +55,7 @@ pub struct JobInput {
 pub struct RunReport {
     /// How it ended.
     pub end: RunEnd,
-    /// The time from the call to [`Sandbox::run`] to the end.
+    /// The time that the run took: without that of middlewares, which wrap it. Zero if there was no run.
     pub wall: Duration,
     /// The resources that it used; `None` if it ended before its payload was checked.
     pub used: Option<Usage>,
@@ -124,10 +124,11 @@ impl Sandbox {
         journal: Option<Arc<dyn Journal>>,
         profile: Option<Arc<Profile>>,
     ) -> impl Future<Output = RunReport> + Send + 'static + use<> {
-        let started = Instant::now();
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
+            // Here, because middlewares may take time of their own before the run.
+            let started = Instant::now();
             let attempt = sandbox.attempt(&handler, jobs, abort, journal, profile);
             let mut report = catch_panic(attempt)
                 .await

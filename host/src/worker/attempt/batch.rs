@@ -80,14 +80,13 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
             checked,
         } = member;
         let timeout = started.terms.policy.timeout;
+        let handler = &started.terms.handler.manifest.name;
+        let traced = traced(shared, &claim, handler, is_again);
+        let trace = shared.settings.traces.attempt(&traced);
         if shared.stop.drain.is_cancelled() || started_at.elapsed() > timeout {
             // Other slots, and other workers, can run the job.
-            let (end, trace) = (RunEnd::NotStarted, AttemptTrace::default());
-            settle_end(shared, claim, started, None, end, trace).await;
+            settle_end(shared, claim, started, None, RunEnd::NotStarted, trace).await;
         } else {
-            let handler = &started.terms.handler.manifest.name;
-            let traced = traced(shared, &claim, handler, is_again);
-            let trace = shared.settings.traces.attempt(&traced);
             delay = run_traced(shared, claim, started, Some(checked), trace).await;
         }
     }
