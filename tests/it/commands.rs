@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use rouse::job::JobId;
 use serde_json::{Value, json};
 
 use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir};
@@ -203,20 +204,38 @@ async fn the_history_of_a_job_has_one_line_for_the_renewals_of_an_attempt() {
     client
         .execute(
             "INSERT INTO rouse.record (at, job, event, attempt)
-             SELECT clock_timestamp(), $1::bigint, 'renewed', 1 FROM generate_series(1, 30) AS n",
+             SELECT clock_timestamp() + n * interval '1 s', $1::bigint, 'renewed', 1 FROM generate_series(1, 30) AS n
+             UNION ALL
+             SELECT clock_timestamp() + interval '31 s', $1::bigint, 'released', 1
+             UNION ALL
+             SELECT clock_timestamp() + interval '32 s', $1::bigint, 'renewed', 2",
             &[&id],
         )
         .await
         .unwrap();
+    // The others are not read.
+    let read = db.store().job(JobId(id)).await.unwrap().expect("the job");
+    let events = read.record["history"].as_array().unwrap();
+    let events: Vec<Value> = events
+        .iter()
+        .map(|it| json!([it["event"], it["times"]]))
+        .collect();
+    let expected = json!([
+        ["requested", null],
+        ["renewed", 30],
+        ["released", null],
+        ["renewed", null]
+    ]);
+    assert_eq!(Value::from(events), expected);
     let id = id.to_string();
     let (_, shown) = run(&db, &["job", &id]);
-    assert_eq!(shown.matches("renewed").count(), 1, "{shown}");
+    assert_eq!(shown.matches("renewed").count(), 2, "{shown}");
     assert!(shown.contains("30 times, last at this time"), "{shown}");
     let (_, record) = run(&db, &["job", &id, "--json"]);
     let record: Value = serde_json::from_str(&record).unwrap();
     let history = record["history"].as_array().unwrap();
     let renewals = history.iter().filter(|event| event["event"] == "renewed");
-    assert_eq!(renewals.count(), 30);
+    assert_eq!(renewals.count(), 31);
 }
 
 #[tokio::test]

@@ -62,11 +62,20 @@ impl Store {
         Ok(rows.first().map_or(0.0, |row| row.get(0)))
     }
 
-    /// One job with its history; `None` if the job does not exist or is no longer kept.
+    /// One job with its history, which has one event for all renewals of an attempt, with their number (`times`). `None`
+    /// if the job does not exist or is no longer kept.
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
-        let rows = self
-            .read(include_str!("read.sql"), &[(&id.0, Type::INT8)])
-            .await?;
+        self.read_job(include_str!("read_merged.sql"), id).await
+    }
+
+    /// One job with all events of its history: a job that has run for long has thousands of renewals. `None` if the job
+    /// does not exist or is no longer kept.
+    pub async fn job_with_all_events(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
+        self.read_job(include_str!("read.sql"), id).await
+    }
+
+    async fn read_job(&self, sql: &str, id: JobId) -> Result<Option<JobView>, StoreError> {
+        let rows = self.read(sql, &[(&id.0, Type::INT8)]).await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);
             JobView::new(row.get(0), text)

@@ -58,6 +58,15 @@ fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
             60,
         ),
         (
+            "read_merged",
+            page(
+                include_str!("../../../host/src/store/read_merged.sql"),
+                "bigint",
+                &waiting.to_string(),
+            ),
+            60,
+        ),
+        (
             "read_page",
             page(
                 include_str!("../../../host/src/store/read_page.sql"),

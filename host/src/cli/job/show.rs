@@ -1,6 +1,5 @@
 //! `rouse job show`: one job with its history.
 
-use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use crate::cli::waiting::{Waiting, exit_code, is_live};
 use crate::cli::why::sentences;
 use crate::duration;
 use crate::job::JobId;
-use crate::store::{JobStatus, JobView, Store};
+use crate::store::{JobStatus, JobView, Store, StoreError};
 
 /// Options of `rouse job show`.
 #[derive(Debug, ClapArgs)]
@@ -71,7 +70,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let store = args.target.checked_store().await?;
     let waiting = Waiting::start(args.timeout);
-    let Some(mut job) = store.job(JobId(id)).await? else {
+    let Some(mut job) = read(&store, JobId(id), args.json).await? else {
         eprintln!("rouse: {}", no_job(id));
         return Ok(ExitCode::from(EXIT_NO_JOB));
     };
@@ -88,7 +87,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             );
         }
         // If the job has been removed in the meantime, the last view is kept.
-        job = store.job(JobId(id)).await?.unwrap_or(job);
+        job = read(&store, JobId(id), args.json).await?.unwrap_or(job);
     }
     let code = if args.wait { exit_code(&job.state) } else { 0 };
     if args.json {
@@ -101,6 +100,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", show(&job, &why, store.now().await?));
     }
     Ok(ExitCode::from(code))
+}
+
+/// Reads the job, with all events if they are all printed.
+async fn read(store: &Store, id: JobId, all_events: bool) -> Result<Option<JobView>, StoreError> {
+    match all_events {
+        true => store.job_with_all_events(id).await,
+        false => store.job(id).await,
+    }
 }
 
 /// Waits until the job is no longer live.
@@ -207,8 +214,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
     text.push_str("\nhistory\n");
     let mut history = List::plain();
     let mut since = None;
-    let events = record["history"].as_array().map(Vec::as_slice);
-    for (event, times) in printed(events.unwrap_or_default()) {
+    for event in record["history"].as_array().into_iter().flatten() {
         let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
         let by = detail("by").map(|by| format!("by {}", cell(by)));
@@ -220,7 +226,9 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
             (first, true) => format!("{first} …"),
             (first, false) => first.to_owned(),
         });
-        let repeated = || (times > 1).then(|| format!("{times} times, last at this time"));
+        // The renewals of an attempt are one event.
+        let times = event["times"].as_i64();
+        let repeated = || times.map(|times| format!("{times} times, last at this time"));
         let message = message.or_else(repeated).map(Value::from);
         let why = message
             .as_ref()
@@ -254,26 +262,6 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
     }
     text.push_str(&history.text());
     text
-}
-
-/// The events that are printed, each with the number of times that it took place. Of the renewals of an attempt, only
-/// the last is printed: an attempt that runs for a month may have a million.
-fn printed(history: &[Value]) -> Vec<(&Value, usize)> {
-    let mut printed: Vec<(&Value, usize)> = Vec::new();
-    let mut renewals: HashMap<[String; 2], usize> = HashMap::new();
-    for event in history.iter().rev() {
-        if event["event"] == "renewed" {
-            let attempt = ["attempt", "worker"].map(|key| event[key].to_string());
-            let place = *renewals.entry(attempt).or_insert(printed.len());
-            if let Some((_, times)) = printed.get_mut(place) {
-                *times += 1;
-                continue;
-            }
-        }
-        printed.push((event, 1));
-    }
-    printed.reverse();
-    printed
 }
 
 /// The first line, and whether there are more.
@@ -329,24 +317,5 @@ mod tests {
         let used = |calls| usage(&json!({"cpu_ms": 1.5, "memory_bytes": 0, "host_calls": calls}));
         assert!(used(1).ends_with(", 1 host call"), "{}", used(1));
         assert!(used(2).ends_with(", 2 host calls"), "{}", used(2));
-    }
-
-    #[test]
-    fn the_last_renewal_of_each_attempt_is_printed() {
-        let event = |event, attempt, at| json!({"event": event, "attempt": attempt, "worker": "w", "at": at});
-        let history = [
-            event("started", 1, 1),
-            event("renewed", 1, 2),
-            event("renewed", 1, 3),
-            event("lost", 1, 4),
-            event("renewed", 2, 5),
-        ];
-        let printed = printed(&history);
-        let printed: Vec<_> = printed
-            .iter()
-            .map(|(it, times)| (it["at"].as_u64(), *times))
-            .collect();
-        let expected = [(1, 1), (3, 2), (4, 1), (5, 1)].map(|(at, times)| (Some(at), times));
-        assert_eq!(printed, expected);
     }
 }
