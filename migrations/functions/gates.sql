@@ -320,20 +320,38 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
           OFFSET 0) AS t
 $$;
 
--- The number of ready jobs of a lane after this turn that make batches: the jobs of all full batches, or all jobs if
--- one of the remaining jobs has waited for the period (null: they do not wait). `wait_ms`: the time until the next look
--- for the remaining jobs; null: there are none. It is the time after which the batch will be full if jobs keep arriving
--- at the same rate, but 10 ms to 5 s, and at most the rest of the period. `size`: the number of jobs that one attempt
--- takes; 1 if some of them cannot share an attempt with others, because of their tenant or of limits of their own.
--- Served by job_ready.
+-- The number of these jobs that make batches, by the times since which they are ready, in the order of their turns: the
+-- jobs of all full batches, or all jobs if one of the remaining jobs has waited for the period (null: they do not wait).
+-- `wait_ms`: the time until the next look for the remaining jobs; null: there are none. It is the time after which the
+-- batch will be full if jobs keep arriving at the same rate, but 10 ms to 5 s, and at most the rest of the period.
+CREATE OR REPLACE FUNCTION rouse._batch_room(
+    p_ready timestamptz[], p_max integer, p_period_ms bigint, p_at timestamptz, OUT room integer, OUT wait_ms bigint)
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    others integer := cardinality(p_ready) % p_max;
+    waited double precision;
+BEGIN
+    room := cardinality(p_ready);
+    waited := extract(epoch FROM p_at - (SELECT min(o.at) FROM unnest(p_ready[room - others + 1:]) AS o(at))) * 1000;
+    -- A job that was enqueued after p_at may lie slightly in the future. More than 10 s mean that the clock has been
+    -- set back: then the jobs do not wait.
+    IF waited > -10000 AND waited < p_period_ms THEN
+        room := room - others;
+        waited := greatest(waited, 0);
+        wait_ms := ceil(least(p_period_ms - waited, greatest(least((p_max - others) * waited / others, 5000), 10)));
+    END IF;
+END
+$$;
+
+-- The number of ready jobs of a lane after this turn that make batches, and `wait_ms`, as in rouse._batch_room. `size`:
+-- the number of jobs that one attempt takes; 1 if some of them cannot share an attempt with others, because of their
+-- tenant or of limits of their own. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse._batches(
     p_lane bigint, p_after bigint, p_max integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
     OUT room integer, OUT wait_ms bigint, OUT size integer)
 LANGUAGE plpgsql AS $$
 DECLARE
-    ready  timestamptz[];
-    others integer;
-    waited double precision;
+    ready timestamptz[];
 BEGIN
     SELECT coalesce(array_agg(r.available_at ORDER BY r.turn), '{}'),
            CASE WHEN bool_or(r.is_alone) OR min(r.tenant) <> max(r.tenant) OR count(r.tenant) NOT IN (0, count(*)) THEN 1 ELSE p_max END
@@ -343,16 +361,7 @@ BEGIN
           FROM rouse.job AS j
           WHERE j.lane = p_lane AND j.turn > p_after AND j.state = 'queued' AND j.turn IS NOT NULL
           ORDER BY j.turn LIMIT least(greatest(p_wanted, p_max), 20000)) AS r;
-    others := cardinality(ready) % p_max;
-    room := cardinality(ready);
-    waited := extract(epoch FROM p_at - (SELECT min(o.at) FROM unnest(ready[room - others + 1:]) AS o(at))) * 1000;
-    -- A job that was enqueued after p_at may lie slightly in the future. More than 10 s mean that the clock has been
-    -- set back: then the jobs do not wait.
-    IF waited > -10000 AND waited < p_period_ms THEN
-        room := room - others;
-        waited := greatest(waited, 0);
-        wait_ms := ceil(least(p_period_ms - waited, greatest(least((p_max - others) * waited / others, 5000), 10)));
-    END IF;
+    SELECT b.room, b.wait_ms INTO room, wait_ms FROM rouse._batch_room(ready, p_max, p_period_ms, p_at) AS b;
 END
 $$;
 
@@ -367,14 +376,13 @@ END
 $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`max`) as all gates of its
--- lane permit. If several lanes have the same key, the first ones that have ready jobs get what is left: jobs of
--- p_sources after p_after, as in rouse.claim_bound, or, if p_sources is null, jobs of any source. Jobs that another
--- transaction has locked do not count there: the claim could not take them, and other lanes would get none for as long
--- as they are locked. So the jobs that count are locked here. The same applies to the batches that are wanted. Lanes
--- that p_lanes (null: none) leaves out, and those in shards that p_worker has not leased, get nothing. `lanes` is
--- p_lanes without the latter: no caller has to check the shards again. Waits for other claims through the same gates,
--- so that two claims never use the same room: `at`, the time of the claim, is read after that wait, and the counts stay
--- exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
+-- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
+-- what is left. Jobs that another transaction has locked do not count there: the claim could not take them, and other
+-- lanes would get none for as long as they are locked. So the jobs that count are locked here. The same applies to the
+-- batches that are wanted, and locked jobs do not make a batch full. Lanes that p_lanes (null: none) leaves out, and
+-- those in shards that p_worker has not leased, get nothing. Waits for other claims through the same gates, so that two
+-- claims never use the same room: `at`, the time of the claim, is read after that wait, and the counts stay exact until
+-- the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
 -- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
 -- batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
 -- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
@@ -415,6 +423,11 @@ DECLARE
     first   integer;
     most    integer;
     size    integer;
+    -- The number of jobs of a lane that are not locked. If they are fewer than expected: the times since which they are
+    -- ready, and the batches that they make.
+    free    integer;
+    times   timestamptz[];
+    again   record;
     -- The number of jobs that this claim has locked so far.
     locked  integer := 0;
     -- The number of batches that may still be claimed.
@@ -492,7 +505,7 @@ BEGIN
                CASE p.kind
                    WHEN 'max_concurrent' THEN greatest(p.max - coalesce((running ->> (p.gate || E'\n' || p.key))::integer, 0), 0)
                    ELSE coalesce(t.tokens, b.room) END AS room,
-               coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
+               coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size, p.max, p.period_ms
         FROM pairs AS p
         -- Lookups instead of joins, whose plan would depend on estimates.
         LEFT JOIN LATERAL (
@@ -516,6 +529,8 @@ BEGIN
            ARRAY(SELECT g.room FROM groups AS g ORDER BY g.number) AS rooms,
            ARRAY(SELECT g.wait_ms FROM groups AS g ORDER BY g.number) AS waits,
            ARRAY(SELECT g.size FROM groups AS g ORDER BY g.number) AS sizes,
+           ARRAY(SELECT g.max FROM groups AS g ORDER BY g.number) AS maxes,
+           ARRAY(SELECT g.period_ms FROM groups AS g ORDER BY g.number) AS periods,
            -- Gates with more room than the claim wants only count it.
            ARRAY(SELECT ROW(p.lane, p.gate, p.key, NULL, NULL)::rouse.gated_lane FROM numbered AS p WHERE p.kind = 'throttle' AND p.room > whole) AS open
     INTO pairs
@@ -600,8 +615,27 @@ BEGIN
                     ORDER BY j.lane, j.source, j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED) AS j
                 LIMIT most;
             END IF;
-            GET DIAGNOSTICS most = ROW_COUNT;
-            locked := locked + most;
+            GET DIAGNOSTICS free = ROW_COUNT;
+            locked := locked + free;
+            -- Without the jobs that others have locked, a batch may not be full.
+            IF p_in_batches AND free < most THEN
+                SELECT coalesce(array_agg(l.available_at ORDER BY l.turn), '{}') INTO times
+                FROM (
+                    SELECT j.turn, j.available_at FROM rouse.job AS j
+                    WHERE j.lane = pairs.lanes[first] AND j.turn > (p_orders[pairs.places[first]]).after
+                      AND j.state = 'queued' AND j.turn IS NOT NULL
+                    ORDER BY j.turn LIMIT free FOR NO KEY UPDATE SKIP LOCKED) AS l;
+                FOR i IN first .. pair - 1 LOOP
+                    CONTINUE WHEN pairs.kinds[i] <> 'batch';
+                    SELECT b.room, b.wait_ms INTO again
+                    FROM rouse._batch_room(times, pairs.maxes[pairs.numbers[i]], pairs.periods[pairs.numbers[i]], at) AS b;
+                    rooms[pairs.numbers[i]] := again.room;
+                    waits[pairs.numbers[i]] := again.wait_ms;
+                    lefts[i] := again.room;
+                    most := least(most, again.room);
+                END LOOP;
+            END IF;
+            most := least(most, free);
         END IF;
         IF p_in_batches AND size IS NOT NULL THEN
             batches := batches - (most + size - 1) / size;

@@ -117,6 +117,37 @@ async fn a_batch_whose_jobs_are_locked_leaves_its_place_to_the_next_one() {
     assert_eq!(claim(&store, 1).await.0, [10]);
 }
 
+/// Otherwise, the others would start at once, in a smaller batch.
+#[tokio::test]
+async fn locked_jobs_do_not_make_a_batch_full() {
+    let (db, client) = gate(GATE).await;
+    let store = db.worker().await;
+    enqueue_jobs(&client, "x", 25).await;
+    let mut producer = db.client().await;
+    let holds = producer.transaction().await.unwrap();
+    holds
+        .batch_execute("SELECT FROM rouse.job ORDER BY turn LIMIT 12 FOR UPDATE")
+        .await
+        .unwrap();
+    let (sizes, closed) = claim(&store, 3).await;
+    assert_eq!(sizes, [10], "of the 13 that are not locked");
+    assert!(closed[0].by[0].wait.is_some(), "{closed:?}");
+    let (sizes, closed) = claim(&store, 1).await;
+    assert!(sizes.is_empty(), "3 wait: {sizes:?}");
+    assert!(closed[0].by[0].wait.is_some(), "{closed:?}");
+    client
+        .batch_execute(
+            "UPDATE rouse.job SET available_at = available_at - interval '1 hour'
+             WHERE id IN (SELECT id FROM rouse.job WHERE state = 'queued' FOR UPDATE SKIP LOCKED)",
+        )
+        .await
+        .unwrap();
+    assert_eq!(claim(&store, 1).await.0, [3], "after the period");
+    holds.rollback().await.unwrap();
+    assert_eq!(claim(&store, 1).await.0, [10]);
+    assert!(claim(&store, 1).await.0.is_empty(), "2 wait");
+}
+
 /// The time after which it is worth looking again is estimated from how fast jobs have arrived.
 #[tokio::test]
 async fn a_batch_is_looked_for_again_when_it_may_be_full() {
