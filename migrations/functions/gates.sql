@@ -321,9 +321,9 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
 $$;
 
 -- The number of these jobs that make batches, by the times since which they are ready, in the order of their turns: the
--- jobs of all full batches, or all jobs if one of the remaining jobs has waited for the period (null: they do not wait).
--- `wait_ms`: the time until the next look for the remaining jobs; null: there are none. It is the time after which the
--- batch will be full if jobs keep arriving at the same rate, but 10 ms to 5 s, and at most the rest of the period.
+-- jobs of all full batches, or all jobs if one of the others has waited for the period (null: they do not wait).
+-- `wait_ms`: the time until the next look for the others; null: there are none. It is the time after which the batch
+-- will be full if jobs keep arriving at the same rate, but 10 ms to 5 s, and at most the rest of the period.
 CREATE OR REPLACE FUNCTION rouse._batch_room(
     p_ready timestamptz[], p_max integer, p_period_ms bigint, p_at timestamptz, OUT room integer, OUT wait_ms bigint)
 LANGUAGE plpgsql IMMUTABLE AS $$
