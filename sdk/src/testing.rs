@@ -157,7 +157,7 @@ impl TestCtx {
     fn next_recorder(&self) -> Recorder {
         Recorder {
             recorded: RefCell::new(self.recorder.recorded.borrow().clone()),
-            flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
+            flow: FlowState::with(self.recorder.flow.record.borrow().clone()),
             uncounted: self.recorder.uncounted,
             ..self.recorder_of_next_job()
         }
@@ -169,7 +169,7 @@ impl TestCtx {
             server: RefCell::new(self.recorder.server.borrow().clone()),
             settings: RefCell::new(self.recorder.settings.borrow().clone()),
             state: Rc::clone(&self.recorder.state),
-            flow: FlowState::with(self.recorder.flow.record.borrow().clone()),
+            flow: FlowState::with(self.recorder.flow.record.borrow().of_next_job()),
             sql: self.recorder.sql.next(),
             ..Recorder::default()
         }

@@ -170,6 +170,14 @@ pub(super) struct JobRecord {
 }
 
 impl JobRecord {
+    /// For the next job: only the responses to calls.
+    pub(super) fn of_next_job(&self) -> Self {
+        Self {
+            responder: self.responder.clone(),
+            ..Self::default()
+        }
+    }
+
     /// Takes the oldest signal with this name.
     fn take_signal(&mut self, name: &str) -> Option<Vec<u8>> {
         let at = self.signals.iter().position(|(sent, _)| sent == name)?;
