@@ -2,6 +2,8 @@
 
 use std::{
     env, fs,
+    net::TcpListener,
+    ops::Range,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process,
@@ -82,10 +84,22 @@ pub(crate) fn code_cache() -> PathBuf {
     CACHE.get_or_init(|| scratch("code")).clone()
 }
 
-/// A port of 127.0.0.1 that was free a moment ago.
+/// A free port of 127.0.0.1 that no other test gets. By default, the kernel takes the ports of connections, and those
+/// of listeners that ask for any port, from a range above; such a port could be taken before the test uses it.
 pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    const PORTS: Range<u16> = 20_000..32_768;
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Runs at the same time start at different ports.
+    let first = process::id().wrapping_mul(64);
+    for _ in PORTS {
+        let nth = first.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
+        let nth = u16::try_from(nth % PORTS.len() as u32).expect("there are fewer ports");
+        let port = PORTS.start + nth;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("none of the ports {PORTS:?} is free");
 }
 
 fn make_passable(dir: &Path) {
