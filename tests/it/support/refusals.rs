@@ -29,8 +29,13 @@ pub(crate) async fn warnings_become_rare(
 ) {
     host.line(TIMEOUT, &is_warning);
     until_true(client, "SELECT last_value >= 12 FROM public.tries").await;
-    // Warnings are logged after 0, 1, 3, 7 and 15 s.
     let output = host.output();
     let warnings = output.lines().filter(|line| is_warning(line)).count();
-    assert!(warnings <= 5, "{output}");
+    // The tries usually take less than 31 s.
+    let elapsed =
+        "SELECT extract(epoch FROM clock_timestamp() - min(requested_at))::float8 FROM rouse.job";
+    let elapsed: f64 = client.query_one(elapsed, &[]).await.unwrap().get(0);
+    let logged_after = [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0];
+    let most = logged_after.iter().filter(|s| **s <= elapsed).count();
+    assert!(warnings <= most, "after {elapsed} s: {output}");
 }

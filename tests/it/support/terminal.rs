@@ -34,13 +34,14 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
             let _ = Command::new("kill").args(["-KILL", &id]).status();
         }
     });
-    let mut written = String::new();
-    let mut bytes = [0; 4096];
+    // A character may arrive in two parts.
+    let (mut written, mut bytes) = (Vec::new(), [0; 4096]);
     let mut signalled = until.is_none();
     // Once the last process has closed the other end, reading is an error (EIO).
     while let Ok(read @ 1..) = terminal.read(&mut bytes) {
-        written.push_str(&String::from_utf8_lossy(&bytes[..read]));
-        if !signalled && until.is_some_and(|wanted| written.contains(wanted)) {
+        written.extend_from_slice(&bytes[..read]);
+        let is_wanted = |wanted: &str| String::from_utf8_lossy(&written).contains(wanted);
+        if !signalled && until.is_some_and(is_wanted) {
             let pid = child.id().to_string();
             let sent = Command::new("kill").args(["-TERM", &pid]).status();
             assert!(sent.expect("kill").success());
@@ -49,6 +50,7 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
     }
     drop(done);
     watching.join().expect("it does not panic");
+    let written = String::from_utf8_lossy(&written);
     assert!(
         child.wait().expect("wait for the command").success(),
         "{written}"
