@@ -1,6 +1,8 @@
 //! Lanes among thousands of others, with their keys or gates.
 
-use crate::support::TestDb;
+use std::time::Duration;
+
+use crate::support::{TestDb, until_quicker_than};
 
 use super::{BACKLOG, rows_read};
 
@@ -131,10 +133,6 @@ async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_momen
         )
         .await
         .unwrap();
-    client
-        .batch_execute("SET statement_timeout = '10s'")
-        .await
-        .unwrap();
     // The session keeps the plans that it makes while there is one gate.
     for _ in 0..2 {
         client.batch_execute(claim).await.unwrap();
@@ -150,5 +148,8 @@ async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_momen
         )
         .await
         .unwrap();
-    client.batch_execute(claim).await.unwrap();
+    until_quicker_than(Duration::from_secs(10), async || {
+        client.batch_execute(claim).await.unwrap();
+    })
+    .await;
 }

@@ -13,6 +13,7 @@ pub(crate) mod old_versions;
 pub(crate) mod page;
 pub(crate) mod proxy;
 pub(crate) mod refusals;
+mod repeat;
 mod skip;
 mod terminal;
 pub(crate) mod web;
@@ -28,5 +29,6 @@ pub(crate) use command_output::{
 };
 pub(crate) use database::{TestDb, connect, cut_all_others};
 pub(crate) use host::{Host, built, rouse, rouse_binary};
+pub(crate) use repeat::until_quicker_than;
 pub(crate) use skip::skip;
 pub(crate) use terminal::{on_terminal, on_terminal_until};
