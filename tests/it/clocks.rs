@@ -15,7 +15,7 @@ const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 /// Starts a host whose wall clock is off by this much.
 fn serve(db: &TestDb, off_by: &str) -> Host {
     let config = scratch("clocks").join("rouse.toml");
-    std::fs::write(&config, "[handlers.\"test.*\"]\nlease = \"2s\"\n").unwrap();
+    std::fs::write(&config, "[handlers.\"test.*\"]\nlease = \"20s\"\n").unwrap();
     let mut command = rouse();
     command
         .args(["serve", "--http", "off"])
@@ -38,6 +38,7 @@ async fn a_host_whose_clock_is_off_by_a_day_starts_nothing_early_and_loses_nothi
         skip("there is no libfaketime on this machine (apt-get install faketime)");
         return;
     }
+    let mut hosts = Vec::new();
     for off_by in ["-1d", "+1d"] {
         let db = TestDb::new().await;
         let client = db.client().await;
@@ -55,17 +56,20 @@ async fn a_host_whose_clock_is_off_by_a_day_starts_nothing_early_and_loses_nothi
             .unwrap();
         let (again_ms, today): (i64, String) = (row.get(0), row.get(1));
         let again = enqueue(&client, "test.retry-at", json!({ "unix_ms": again_ms })).await;
-        let long = enqueue(&client, "test.sleep", json!({ "ms": 5000 })).await;
-
+        // Longer than its lease, which has to be renewed after 8 s.
+        let long = enqueue(&client, "test.sleep", json!({ "ms": 21_000 })).await;
         let host = serve(&db, off_by);
         let line = host.line(TIMEOUT, |line| line.contains("worker started"));
         assert!(!line.starts_with(&today), "its clock is wrong: {line}");
+        hosts.push((db, client, host, [in_an_hour, again, long], again_ms));
+    }
+    for (_db, client, host, [in_an_hour, again, long], again_ms) in hosts {
         assert_eq!(ended(&client, long).await.attempt, 1, "renewed in time");
-        let again = (again, ended(&client, again).await);
-        assert_eq!((again.1.state.as_str(), again.1.attempt), ("succeeded", 2));
+        let job = ended(&client, again).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
         let early = "SELECT at >= to_timestamp($2::float8 / 1000) FROM rouse.history($1) WHERE event = 'started' AND attempt = 2";
         let row = client
-            .query_one(early, &[&again.0, &(again_ms as f64)])
+            .query_one(early, &[&again, &(again_ms as f64)])
             .await
             .unwrap();
         assert!(row.get::<_, bool>(0), "a retry started early");

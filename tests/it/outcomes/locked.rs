@@ -6,10 +6,11 @@ use rouse::worker::{Settings, UnsettledLimits};
 use serde_json::json;
 use tokio_postgres::Client;
 
+use crate::support::held_ends::HeldEnds;
 use crate::support::worker::{
-    TIMEOUT, TestWorker, ended, enqueue, lease, show, until, until_true, until_within,
+    TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, lease, show, until, until_true,
 };
-use crate::support::{Host, TestDb, command, folder};
+use crate::support::{Host, TestDb, command, folder, until_quicker_than};
 
 use super::settings;
 
@@ -48,15 +49,24 @@ async fn outcomes_that_an_open_transaction_holds_up_do_not_block_others() {
     // The outcomes that were settled together with those that are held up are written.
     until_true(&client, "SELECT count(*) = 100 FROM rouse.finished").await;
     until_true(&client, "SELECT last_value >= 200 FROM public.held_up").await;
-    for n in 0..5 {
-        let id = enqueue(&client, "noop", json!({ "n": n })).await;
+    let mut others = 0;
+    for _ in 0..5 {
         // Trying each of the 200 outcomes would take 20 s.
-        let soon = Duration::from_secs(10);
-        until_within(&client, id, soon, |job| job.state == "succeeded").await;
+        until_quicker_than(Duration::from_secs(10), async || {
+            let id = enqueue(&client, "noop", json!({ "n": others })).await;
+            others += 1;
+            assert_eq!(ended(&client, id).await.state, "succeeded");
+        })
+        .await;
     }
-    until_true(&client, "SELECT count(*) = 105 FROM rouse.finished").await;
+    let finished = |jobs: i32| {
+        format!(
+            "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = {jobs} FROM rouse.finished"
+        )
+    };
+    until_true(&client, &finished(100 + others)).await;
     other.batch_execute("COMMIT").await.unwrap();
-    until_true(&client, "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = 305 FROM rouse.finished").await;
+    until_true(&client, &finished(300 + others)).await;
     worker.drain().await;
 }
 
@@ -65,19 +75,27 @@ async fn a_stop_waits_for_outcomes_that_locks_block_until_the_end_of_the_drain_t
     let db = TestDb::new().await;
     let (client, producer) = (db.client().await, db.client().await);
     let other = hold_up(&db, &client, "NEW.payload ->> 'n' = '2'").await;
+    // The drain lasts much longer than the attempt at the second job, which is still running at the signal.
     let folder = folder(
-        "drain_timeout = \"6s\"\n[handlers.\"*\"]\nlease = \"10m\"\n",
+        "drain_timeout = \"16s\"\n[handlers.\"*\"]\nlease = \"10m\"\n",
         &["noop.wasm", "test_guests.wasm"],
     );
-    let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
+    let mut command = command(&db.url(), &["serve", "--http", "off"], &folder);
+    command.env("ROUSE_LOG", "info,rouse::job=debug");
+    let host = Host::spawn(command);
     let held_up = enqueue(&client, "noop", json!({"n": 2})).await;
     until_true(&client, "SELECT last_value >= 2 FROM public.held_up").await;
-    let named = enqueue(&client, "test.sleep", json!({"ms": 4000})).await;
+    let pause = "SELECT rouse.pause_queue('named')";
+    client.batch_execute(pause).await.unwrap();
+    let named = enqueue_sql(&client, "'test.sleep', '{\"ms\": 4000}', queue => 'named'").await;
     let name = format!("BEGIN; SELECT rouse.enqueue('test.echo', after => '[{named}]')");
     producer.batch_execute(&name).await.unwrap();
+    let resume = "SELECT rouse.resume_queue('named')";
+    client.batch_execute(resume).await.unwrap();
     // A claim that has not started would be released.
-    let has_started = format!("SELECT progress IS NOT NULL FROM rouse.job({named})");
-    until_true(&client, &has_started).await;
+    host.line(TIMEOUT, |line| {
+        line.contains("started") && line.contains(&format!("job.id={named} "))
+    });
     host.signal(libc::SIGTERM);
     // The host exits long before the leases end.
     let (status, output) = host.exit(TIMEOUT);
@@ -103,14 +121,16 @@ async fn a_stop_waits_for_outcomes_that_locks_block_until_the_end_of_the_drain_t
 async fn an_uncommitted_cancellation_does_not_block_other_settlements() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);
-    let worker = TestWorker::start(&db, settings()).await;
-    let locked = enqueue(&client, "test.sleep", json!({"ms": 200})).await;
+    let held = HeldEnds::of("test.sleep");
+    let worker = TestWorker::start_with_middlewares(&db, settings(), held.alone()).await;
+    let locked = enqueue(&client, "test.sleep", json!({"ms": 1})).await;
     until(&client, locked, |job| job.state == "running").await;
     let transaction = other.transaction().await.unwrap();
     transaction
         .query("SELECT rouse.cancel($1)", &[&locked])
         .await
         .unwrap();
+    held.release();
     for n in 0..5 {
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         assert_eq!(ended(&client, id).await.state, "succeeded");

@@ -7,6 +7,7 @@ mod cluster;
 pub(crate) mod collector;
 mod command_output;
 pub(crate) mod database;
+pub(crate) mod held_ends;
 mod host;
 pub(crate) mod libraries;
 pub(crate) mod old_versions;
