@@ -14,11 +14,12 @@ use std::{
 use rouse::postgres::{Search, Server, Settings, StartError};
 use tokio_postgres::{Client, NoTls};
 
-use crate::support::{Host, database::connect, free_port, postgres_settings, scratch, skip};
+use crate::support::{
+    Host, database::connect, free_port, postgres_settings, scratch, skip, worker::TIMEOUT,
+};
 
 const DATA_DIR: &str = "ROUSE_TEST_DATA_DIR";
 const ENTRY: &str = "private_postgres::entry_keeps_a_server_until_it_is_killed";
-const TIMEOUT: Duration = Duration::from_secs(30);
 /// `nobody` of Debian, Fedora and Alpine.
 const NOBODY: u32 = 65534;
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use rouse::job::{Attempt, JobId};
 use rouse::sandbox::{
@@ -15,15 +14,13 @@ use tokio::time::timeout;
 use wit_component::{StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
+pub(crate) use crate::support::worker::TIMEOUT;
 use crate::support::{attempt, rouse_binary};
 
 /// The maximum memory of one attempt in these tests.
 pub(crate) const MEMORY_BYTES_MAX: usize = 32 << 20;
 /// The maximum size of a result in these tests.
 pub(crate) const RESULT_BYTES_MAX: usize = 1 << 20;
-
-/// Long enough for a busy machine; a test that waits this long has failed.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One sandbox for the whole test binary: each sandbox reserves address space.
 pub(crate) fn sandbox() -> Arc<Sandbox> {

@@ -2,17 +2,21 @@
 
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Capability, Catalog, DatabaseClock, JobInput, RunReport};
+use rouse::sandbox::{
+    AbortHandle, Capability, Catalog, DatabaseClock, JobInput, RunReport, Sandbox, Settings,
+};
 use rouse::traces::AttemptTrace;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
+use tokio::time::timeout;
 
-use crate::sandbox_guest::{MEMORY_BYTES_MAX, granted_dir, job, sandbox};
-use crate::support::attempt;
+use crate::sandbox_guest::{
+    Handlers, MEMORY_BYTES_MAX, TIMEOUT, granted_dir, guest, job, manifest, sandbox, small_settings,
+};
+use crate::support::{Progress, attempt, attempt_with, until_quicker_than};
 
 /// The folder into which `cargo xtask test` builds the guests.
 fn guests(release: &str) -> PathBuf {
@@ -302,44 +306,37 @@ async fn a_rust_guest_that_recurses_too_deeply_overflows_its_stack() {
     assert!(matches!(end, RunEnd::StackOverflow { .. }), "{end:?}");
 }
 
+/// Starts a handler, and aborts its attempt once it has reported progress.
+async fn aborted(handler: &str, payload: Value, grace: Duration) -> RunReport {
+    let set = catalog().await.current();
+    let handler = set.get(handler).expect("a served handler");
+    let (abort, progress) = (AbortHandle::new(), Progress::new());
+    let job = job(&payload.to_string());
+    let running = attempt_with(&sandbox(), handler, job, abort.clone(), &progress);
+    progress.reported(1).await;
+    abort.abort(AbortReason::Shutdown, grace);
+    timeout(TIMEOUT, running).await.expect("it ends")
+}
+
 #[tokio::test]
 async fn a_guest_that_ignores_the_abort_in_a_host_call_is_stopped_after_its_grace() {
     // The first caller compiles all guests, which takes a while.
     catalog().await;
-    let abort = AbortHandle::new();
-    abort_soon(&abort, Duration::from_millis(300));
-    let started = Instant::now();
-    let run = run_with("test.ignore-abort", Value::Null, abort).await;
-    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
-    assert!(started.elapsed() >= Duration::from_millis(300));
-    assert!(
-        started.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        started.elapsed()
-    );
+    let grace = Duration::from_millis(300);
+    until_quicker_than(Duration::from_secs(10), async || {
+        let started = Instant::now();
+        let run = aborted("test.ignore-abort", Value::Null, grace).await;
+        assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
+        assert!(started.elapsed() >= grace);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_guest_that_awaits_the_abort_stops_on_its_own() {
-    let abort = AbortHandle::new();
-    abort_soon(&abort, Duration::from_secs(60));
-    let started = Instant::now();
-    let run = run_with("test.wait-abort", json!({ "log": true }), abort).await;
+    let grace = Duration::from_secs(3600);
+    let run = aborted("test.wait-abort", json!({ "log": true }), grace).await;
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
-    assert!(
-        started.elapsed() < Duration::from_secs(30),
-        "{:?}",
-        started.elapsed()
-    );
-}
-
-/// Aborts an attempt shortly after its start.
-fn abort_soon(abort: &AbortHandle, grace: Duration) {
-    let abort = abort.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        abort.abort(AbortReason::Shutdown, grace);
-    });
 }
 
 #[tokio::test]
@@ -361,24 +358,31 @@ async fn a_guest_that_prints_without_end_is_not_stopped() {
     assert_eq!(printed, 2000);
 }
 
+/// In a sandbox of its own: attempts of other tests would wait for the end of these, and these for theirs.
 #[tokio::test]
 async fn many_attempts_run_in_parallel() {
-    let set = catalog().await.current();
-    let handler = Arc::clone(set.get("test.sleep").unwrap());
-    let started = Instant::now();
-    let runs: Vec<_> = (0..sandbox().attempts_max())
-        .map(|_| {
-            let job = job(&json!({ "ms": 500 }).to_string());
-            attempt(&sandbox(), &handler, job, AbortHandle::new())
-        })
-        .collect();
-    for run in runs {
-        assert_eq!(run.await.end, RunEnd::Returned(b"500".into()));
-    }
-    // Run one after another, they would take 8 s.
-    assert!(
-        started.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        started.elapsed()
+    const COUNT: usize = 16;
+    let settings = Settings {
+        attempts_max: COUNT,
+        ..small_settings()
+    };
+    let sandbox = Sandbox::start(settings).expect("a sandbox");
+    let guest = guest(
+        &manifest("test.it", "1"),
+        "(call $progress (i32.const 50) (i32.const 4096) (i32.const 4))
+         (call $wait_for_abort)
+         (call $return_ok (local.get $payload) (local.get $payload_len))",
     );
+    let handlers = Handlers::on(sandbox.clone(), &[("guest.wasm", &guest)]).await;
+    let handler = handlers.handler("test.it");
+    let (abort, progress) = (AbortHandle::new(), Progress::new());
+    let runs =
+        [(); COUNT].map(|()| attempt_with(&sandbox, &handler, job("1"), abort.clone(), &progress));
+    // None ends before all have started.
+    progress.reported(COUNT).await;
+    abort.abort(AbortReason::Shutdown, Duration::from_secs(3600));
+    for run in runs {
+        let run = timeout(TIMEOUT, run).await.expect("it ends");
+        assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
+    }
 }

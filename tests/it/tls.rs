@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rouse::{
@@ -12,7 +12,7 @@ use rouse::{
     store::connect::{ConnectError, Connector},
 };
 
-use crate::support::{database::connect, free_port, postgres_settings, scratch};
+use crate::support::{database::connect, free_port, postgres_settings, scratch, worker::TIMEOUT};
 
 /// A TLS server for one test, with one of the certificates.
 struct TlsServer {
@@ -51,7 +51,7 @@ impl TlsServer {
             .execute("SELECT pg_reload_conf()", &[])
             .await
             .unwrap();
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + TIMEOUT;
         while let Err(error) = self.url("localhost", "require", None).connect().await {
             assert!(Instant::now() < until, "{error}: {}", self.log());
         }

@@ -20,7 +20,7 @@ mod terminal;
 pub(crate) mod web;
 pub(crate) mod worker;
 
-pub(crate) use attempt::attempt;
+pub(crate) use attempt::{Progress, attempt, attempt_with};
 pub(crate) use cluster::{
     code_cache, free_port, postgres_bin, postgres_major, postgres_settings, scratch,
 };
