@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -181,27 +182,39 @@ fn a_profile_names_the_computing_functions_with_their_source_lines() {
     )
     .unwrap();
     let words: Vec<String> = (0..60_000).map(|n| format!("word{}", n % 5_000)).collect();
-    let mut child = invoke(&folder, &["text.stats", "-", "--profile", "out.json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     let payload = json!({"text": words.join(" "), "top": 0}).to_string();
-    let mut stdin = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut stdin, payload.as_bytes()).unwrap();
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    let (code, stdout, stderr) = texts(&output);
-    assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.contains("\"words\":60000"), "{stdout}");
+    let profile = || {
+        let mut child = invoke(&folder, &["text.stats", "-", "--profile", "out.json"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut stdin, payload.as_bytes()).unwrap();
+        drop(stdin);
+        let output = child.wait_with_output().unwrap();
+        let (code, stdout, stderr) = texts(&output);
+        assert_eq!(code, 0, "{stderr}");
+        assert!(stdout.contains("\"words\":60000"), "{stdout}");
+        let profile = std::fs::read(folder.join("out.json")).unwrap();
+        let profile: Value = serde_json::from_slice(&profile).expect("JSON");
+        (profile, stderr.to_owned())
+    };
+    // On a busy machine, the handler may end before the thread that takes the samples has run a few times.
+    let until = Instant::now() + TIMEOUT;
+    let (profile, stderr) = loop {
+        let (profile, stderr) = profile();
+        let samples = profile["threads"][0]["samples"]["stack"].as_array();
+        if samples.is_some_and(|samples| samples.len() >= 5) {
+            break (profile, stderr);
+        }
+        assert!(Instant::now() < until, "{profile}");
+    };
     assert!(
         stderr.contains("samples of text.stats are in out.json"),
         "{stderr}"
     );
-
-    let profile = std::fs::read(folder.join("out.json")).unwrap();
-    let profile: Value = serde_json::from_slice(&profile).expect("JSON");
     assert_eq!(profile["meta"]["product"], "text.stats");
     let thread = &profile["threads"][0];
     let number = |table: &str, column: &str, row: usize| {
@@ -230,7 +243,7 @@ fn a_profile_names_the_computing_functions_with_their_source_lines() {
     let stacks = samples.iter().filter_map(Value::as_u64);
     let in_the_handler = stacks.filter(is_in_the_handler).count();
     assert!(
-        samples.len() >= 5 && in_the_handler * 2 >= samples.len(),
+        in_the_handler * 2 >= samples.len(),
         "{in_the_handler} of {}: {}",
         samples.len(),
         thread["stringArray"]

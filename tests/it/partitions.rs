@@ -1,7 +1,5 @@
 //! The partitions of the history, and locks that delay their creation and removal.
 
-use std::time::Duration;
-
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio::time::timeout;
@@ -142,7 +140,7 @@ async fn advisory_locks_of_other_logins_do_not_block_partition_maintenance() {
         )
         .await
         .unwrap();
-    let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
+    let prepared = timeout(TIMEOUT, store.prepare_partitions()).await;
     assert_eq!(prepared.expect("it does not wait").unwrap(), 1);
     assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
 }

@@ -204,9 +204,10 @@ async fn a_host_stops_gracefully_when_its_terminal_is_closed_unless_it_was_start
 async fn drain_reports_an_early_signal_at_every_stage_of_its_start() {
     let db = TestDb::new().await;
     let client = db.client().await;
+    // More work than all of these commands could do, however long they run before their signal.
     client
         .query(
-            "SELECT count(rouse.enqueue('test.sleep', '{\"ms\": 20}')) FROM generate_series(1, 5000)",
+            "SELECT count(rouse.enqueue('test.sleep', '{\"ms\": 1000}')) FROM generate_series(1, 5000)",
             &[],
         )
         .await

@@ -90,11 +90,12 @@ async fn a_locked_queue_gate_schedule_or_worker_is_reported_and_does_not_stop_th
             "UPDATE rouse.worker SET timeouts = 1, timed_out_since = now(), timed_out_at = now()
              WHERE stopped_at IS NULL;
              INSERT INTO rouse.queue (name)
-             SELECT q || n FROM unnest('{q-,paused-}'::text[]) AS q, generate_series(1, 3) AS n;
+             SELECT q || n FROM unnest('{q-,paused-,kept-,large-}'::text[]) AS q, generate_series(1, 3) AS n;
              SELECT rouse.pause_queue('paused-' || n) FROM generate_series(1, 3) AS n;
              SELECT rouse.set_gate('g-' || n, 'max_concurrent', max => 5) FROM generate_series(1, 3) AS n;
              SELECT rouse.schedule(s || n, 'report.make', cron => '0 3 * * *')
-             FROM unnest('{s-,old-}'::text[]) AS s, generate_series(1, 3) AS n",
+             FROM unnest('{s-,paused-,run-,old-}'::text[]) AS s, generate_series(1, 3) AS n;
+             SELECT rouse.pause_schedule('paused-' || n) FROM generate_series(1, 3) AS n",
         )
         .await
         .unwrap();
@@ -120,18 +121,19 @@ async fn a_locked_queue_gate_schedule_or_worker_is_reported_and_does_not_stop_th
         let args = args.join(" ");
         move || (noun, args, CommandOutput::run(&mut command))
     };
+    // Each has names of its own, so that none waits for another.
     let mut runs = JoinSet::new();
     for (noun, args) in [
         ("queue", "queue pause q-1 q-2 q-3"),
         ("queue", "queue resume paused-1 paused-2 paused-3"),
-        ("queue", "queue set q-1 q-2 q-3 --keep-days 3"),
+        ("queue", "queue set kept-1 kept-2 kept-3 --keep-days 3"),
         (
             "queue",
-            "queue set paused-1 paused-2 paused-3 --payload-bytes-max 2048",
+            "queue set large-1 large-2 large-3 --payload-bytes-max 2048",
         ),
         ("schedule", "schedule pause s-1 s-2 s-3"),
-        ("schedule", "schedule resume s-1 s-2 s-3"),
-        ("schedule", "schedule run s-2"),
+        ("schedule", "schedule resume paused-1 paused-2 paused-3"),
+        ("schedule", "schedule run run-2"),
         ("schedule", "schedule delete old-1 old-2 old-3"),
         ("worker", "workers clear w-1 w-2 w-3"),
         ("worker", "workers forget w-4 w-5 w-6"),
@@ -156,7 +158,7 @@ async fn a_locked_queue_gate_schedule_or_worker_is_reported_and_does_not_stop_th
         output.exits(6).prints(&format!(
             "{noun} {locked}: canceling statement due to lock timeout. It waited for a transaction that has changed "
         ));
-        if args != "schedule run s-2" {
+        if args != "schedule run run-2" {
             output.prints(&format!("2 of 3 {noun}s done, 1 refused"));
         }
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use rouse::sandbox::{Catalog, Sandbox, Settings};
+use rouse::sandbox::{Catalog, HandlerSet, Sandbox, Settings};
 
 use super::{Machine, server, until_refused, with_grants};
 use crate::compiling::{compiler_that, compiler_that_waits};
@@ -82,8 +82,9 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
     let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
     let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
     // The last of the three is loaded, and so is the first; the second may also have the name.
-    let set = catalog.until(|set| set.get("test.other").is_some()).await;
-    assert_eq!(set.loading, ["mail.wasm"]);
+    let are_loaded =
+        |set: &HandlerSet| set.get("test.other").is_some() && set.loading == ["mail.wasm"];
+    let set = catalog.until(are_loaded).await;
     assert_eq!(set.names(), ["test.other"]);
     fs::write(unblock, "").unwrap();
     until_refused(

@@ -48,27 +48,31 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
         .arg("--enable-feature=exemplar-storage");
     let prometheus = Host::spawn(command);
     let until = Instant::now() + TIMEOUT;
+    let until_there = async |query: &str, list: &str| {
+        loop {
+            // Until then, Prometheus is still starting, or has not scraped yet.
+            let found = fetch(own, query).await.unwrap_or_default();
+            let list = found.pointer(list).and_then(Value::as_array);
+            if list.is_some_and(|it| !it.is_empty()) {
+                break found;
+            }
+            assert!(Instant::now() < until, "{found}\n{}", prometheus.output());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
     let exemplars =
         "/api/v1/query_exemplars?query=rouse_attempt_seconds_bucket&start=0&end=9999999999";
-    let found = loop {
-        // Until then, Prometheus is still starting, or has not scraped yet.
-        let found = fetch(own, exemplars).await.unwrap_or_default();
-        if found["data"].as_array().is_some_and(|it| !it.is_empty()) {
-            break found;
-        }
-        assert!(Instant::now() < until, "{found}\n{}", prometheus.output());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
+    let found = until_there(exemplars, "/data").await;
     let series = &found["data"][0];
     assert_eq!(series["seriesLabels"]["handler"], "noop", "{found}");
     assert_eq!(
         series["exemplars"][0]["labels"]["trace_id"], TRACE,
         "{found}"
     );
-    // The names of counters are the same in both formats.
-    let count = fetch(own, "/api/v1/query?query=rouse_attempts_total")
-        .await
-        .unwrap();
+    // The names of counters are the same in both formats. Prometheus stores the samples of a scrape after its
+    // exemplars.
+    let attempts = "/api/v1/query?query=rouse_attempts_total";
+    let count = until_there(attempts, "/data/result").await;
     let metric = &count["data"]["result"][0];
     assert_eq!(metric["metric"]["handler"], "noop", "{count}");
     prometheus.signal(libc::SIGTERM);
