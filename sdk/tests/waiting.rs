@@ -37,12 +37,14 @@ fn an_earlier_abort_ends_the_wait_at_once() {
     let ctx = TestCtx::new();
     assert_eq!(ctx.abort().reason(), None);
     assert_eq!(ctx.abort().grace_remaining(), None);
+    let start = Instant::now();
     ctx.fire_abort(AbortReason::Cancelled);
     ctx.fire_abort(AbortReason::Shutdown);
     assert_eq!(block_on(ctx.abort().wait()), AbortReason::Cancelled);
     let grace = ctx.abort().grace_remaining().unwrap();
+    let full = Duration::from_secs(5);
     assert!(
-        grace > Duration::ZERO && grace <= Duration::from_secs(5),
+        grace <= full && grace + start.elapsed() >= full,
         "{grace:?}"
     );
 }
@@ -91,7 +93,7 @@ fn a_future_may_wake_itself() {
 #[test]
 fn nested_waiting_works() {
     let slept = block_on(async {
-        let outer = sleep(Duration::from_millis(5));
+        let outer = sleep(LONG);
         let inner = async { block_on(sleep(Duration::from_millis(1))) };
         race(outer, inner).await
     });
@@ -100,20 +102,24 @@ fn nested_waiting_works() {
 
 #[test]
 fn sleeps_of_one_task_run_concurrently() {
-    let start = Instant::now();
-    block_on(async {
-        let mut sleeps: Vec<_> = (0..100)
-            .map(|_| Box::pin(sleep(Duration::from_millis(20))))
-            .collect();
-        poll_fn(|context| {
-            sleeps.retain_mut(|sleep| sleep.as_mut().poll(context).is_pending());
-            if sleeps.is_empty() {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-        .await;
-    });
-    assert!(start.elapsed() < Duration::from_millis(20 * 50));
+    let are_quick = || {
+        let start = Instant::now();
+        block_on(async {
+            let mut sleeps: Vec<_> = (0..100)
+                .map(|_| Box::pin(sleep(Duration::from_millis(20))))
+                .collect();
+            poll_fn(|context| {
+                sleeps.retain_mut(|sleep| sleep.as_mut().poll(context).is_pending());
+                if sleeps.is_empty() {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            })
+            .await;
+        });
+        start.elapsed() < Duration::from_millis(20 * 50)
+    };
+    // Any of them may be delayed by the machine. One after another, they would take 2 s each time.
+    assert!((0..10).any(|_| are_quick()));
 }

@@ -66,9 +66,10 @@ mod tests {
         let wait = LockWait::default();
         assert!(!wait.is_started());
         assert_eq!(wait.lock_timeout(), "1ms");
+        let before = Instant::now();
         let wait = LockWait::start();
         assert!(wait.is_started());
-        assert!(!wait.is_over() && wait.left() <= WAIT_MAX);
+        assert!(wait.until >= Some(before + WAIT_MAX) && wait.left() <= WAIT_MAX);
         let wait = LockWait::over();
         assert!(wait.is_over());
         assert_eq!(wait.lock_timeout(), "1ms");

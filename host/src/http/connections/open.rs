@@ -152,6 +152,15 @@ mod tests {
             .collect()
     }
 
+    /// A time since which a connection may be silent without being stuck, however slow the test is.
+    fn just_now() -> Option<Instant> {
+        Some(Instant::now() + 3600 * STUCK_MIN)
+    }
+
+    fn long_ago() -> Option<Instant> {
+        Instant::now().checked_sub(2 * STUCK_MIN)
+    }
+
     #[test]
     fn the_connection_that_was_silent_for_longest_is_closed_first() {
         let open = Open::default();
@@ -175,14 +184,21 @@ mod tests {
         let all = [(); 2].map(|()| Connected::new(&open));
         let [reads, stuck] = &all;
         assert!(reads.start_request() && stuck.start_request());
+        let silent_since = |connected: &Connected, since: Option<Instant>| {
+            let mut known = open.lock();
+            let activity = known.get_mut(&connected.number).unwrap();
+            assert!(activity.silent_since.is_some() && since.is_some());
+            activity.silent_since = since;
+        };
         stuck.record_write(false);
+        silent_since(stuck, just_now());
         open.close_one();
         assert_eq!(gone(&[reads, stuck]), [false, false], "it may still read");
-        let long_ago = Instant::now().checked_sub(2 * STUCK_MIN).unwrap();
-        open.lock().get_mut(&stuck.number).unwrap().silent_since = Some(long_ago);
+        silent_since(stuck, long_ago());
         // The response is handed on, but not read yet.
         reads.record_write(false);
         reads.finish_response();
+        silent_since(reads, just_now());
         open.close_one();
         open.close_one();
         assert_eq!(gone(&[reads, stuck]), [false, true]);
@@ -201,12 +217,16 @@ mod tests {
         assert!(sends.start_request() && stuck.start_request());
         sends.await_body();
         stuck.await_body();
+        let both_await_since = |since: Option<Instant>| {
+            for activity in open.lock().values_mut() {
+                assert!(activity.body_awaited_since.is_some() && since.is_some());
+                activity.body_awaited_since = since;
+            }
+        };
+        both_await_since(just_now());
         open.close_one();
         assert_eq!(gone(&[sends, stuck]), [false, false], "it may still send");
-        let long_ago = Instant::now().checked_sub(2 * STUCK_MIN).unwrap();
-        for activity in open.lock().values_mut() {
-            activity.body_awaited_since = Some(long_ago);
-        }
+        both_await_since(long_ago());
         sends.finish_body();
         // `100 Continue`, and a part of the body.
         stuck.record_write(true);

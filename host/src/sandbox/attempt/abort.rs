@@ -215,7 +215,7 @@ mod tests {
             aborts in prop::collection::vec((0..REASONS.len(), 0_u64..10_000_000), 1..10),
         ) {
             let abort = AbortHandle::new();
-            let mut remaining = Duration::MAX;
+            let (started, mut remaining) = (Instant::now(), Duration::MAX);
             for (reason, grace_ms) in &aborts {
                 abort.abort(REASONS[*reason], Duration::from_millis(*grace_ms));
                 let now = abort.grace_remaining().expect("it was aborted");
@@ -226,7 +226,8 @@ mod tests {
             let closest = aborts.iter().map(|(_, ms)| *ms).min().expect("there is one");
             let late = Duration::from_millis(closest).min(GRACE_MAX).saturating_sub(remaining);
             // The loop takes some time; a stop is never later than requested.
-            prop_assert!(late < Duration::from_secs(10), "{:?}", late);
+            let took = started.elapsed();
+            prop_assert!(late <= took, "{:?} in {:?}", late, took);
         }
     }
 
@@ -249,7 +250,7 @@ mod tests {
 
     #[test]
     fn an_attempt_stops_when_its_trust_expires_without_an_abort() {
-        const GRACE: Duration = Duration::from_secs(5);
+        const GRACE: Duration = Duration::from_secs(3600);
         let abort = AbortHandle::new();
         let now = BootTime::now();
         abort.trust_until(now.plus(Duration::from_secs(60)), GRACE);

@@ -302,6 +302,14 @@ mod tests {
         backoff.reach().borrow().away().cloned()
     }
 
+    /// Changes the time of the next try, and returns what it was.
+    fn next_at(backoff: &Backoff, at: Instant) -> Instant {
+        let mut away = away(backoff).expect("it is away");
+        let before = away.next_at.replace(at);
+        backoff.reach.send_modify(|reach| reach.away = Some(away));
+        before.expect("no try is in progress")
+    }
+
     #[test]
     fn backoff_doubles_from_one_to_sixty_seconds() {
         let waits: Vec<u64> = (0..8).map(|n| backoff(n, 1.0).as_secs()).collect();
@@ -316,10 +324,13 @@ mod tests {
             fails(&backoff).await,
             Err(OpenError::Failed("refused"))
         ));
+        // Not before the end of the backoff, however slow this test is.
+        let soon = next_at(&backoff, Instant::now() + Duration::from_secs(3600));
         let Err(OpenError::Away(away_now)) = fails(&backoff).await else {
             panic!("it is not time");
         };
         assert_eq!((away_now.failures, away_now.why.as_str()), (1, "refused"));
+        next_at(&backoff, soon);
         backoff.ready().await;
         // During a try, other callers fail at once.
         let trying = backoff.turn();
@@ -436,11 +447,7 @@ mod tests {
         let backoff = Arc::new(Backoff::new("rouse"));
         let early = backoff.turn();
         let _ = fails(&backoff).await;
-        let later = away(&backoff).map(|away| Away {
-            next_at: Some(Instant::now() + Duration::from_secs(3600)),
-            ..away
-        });
-        backoff.reach.send_modify(|reach| reach.away = later);
+        next_at(&backoff, Instant::now() + Duration::from_secs(3600));
         let waits = tokio::spawn({
             let mut reach = backoff.reach();
             async move { reach.wait_for(|reach| reach.away().is_none()).await.is_ok() }

@@ -189,8 +189,11 @@ mod tests {
             // Another user may not be able to read this program where it is.
             let everyone = fs::Permissions::from_mode(0o755);
             fs::set_permissions(folder.path(), everyone).unwrap();
+            // Another process copies it: if this one had the copy open for writing while another test starts a child,
+            // it could not be executed until that child runs its program.
             let copy = folder.path().join("test");
-            fs::copy(&test, &copy).unwrap();
+            let copied = Command::new("cp").arg(&test).arg(&copy).status();
+            assert!(copied.unwrap().success());
             command = Command::new(&copy);
             command.uid(65_534).gid(65_534);
         }
