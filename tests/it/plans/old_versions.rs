@@ -119,3 +119,53 @@ async fn a_settlement_does_not_read_the_dependencies_of_jobs_between_its_own() {
     let settled = client.query(&settle, &[]).await.unwrap();
     assert_eq!(settled.len(), 2);
 }
+
+/// Jobs were ready, waited and ran in a lane, which is empty now.
+#[tokio::test]
+async fn the_maintenance_of_lanes_reads_jobs_that_have_left_them_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let who = registered(&client).await;
+    client
+        .batch_execute("SELECT rouse.enqueue('x'), setval('rouse.turn_seq', 1000)")
+        .await
+        .unwrap();
+    let _old = keep_versions(&db).await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[2000]));
+             INSERT INTO rouse.job (id, lane, requested_at, available_at, bytes, payload)
+             SELECT -n, l.id, now(), now() - interval '1 hour', 2, '{}' FROM rouse.lane AS l, generate_series(1, 2000) AS n;
+             INSERT INTO rouse.job (id, lane, turn, requested_at, available_at, bytes, payload, state, fence, worker, attempt, claimed_at, lease_until)
+             SELECT -n, l.id, -n, now(), now(), 2, '{}', 'running', 1, 1, 1, now(), now() - interval '1 hour'
+             FROM rouse.lane AS l, generate_series(2001, 4000) AS n;
+             DELETE FROM rouse.job;
+             SELECT setval('rouse.turn_seq', 1000000)",
+        )
+        .await
+        .unwrap();
+    let maintain = format!("SELECT rouse.maintain_lanes({who})");
+    let first = entries_read(&client, &["rouse.job"], &maintain).await;
+    assert!(first > 6_000, "{first}");
+    client.batch_execute(&maintain).await.unwrap();
+    let second = entries_read(&client, &["rouse.job"], &maintain).await;
+    assert!(second < 100, "{second}");
+    // New jobs are above the floor: ready, waiting, running.
+    for job in [
+        "SELECT rouse.enqueue('x')",
+        "SELECT rouse.enqueue('x', run_at => now() + interval '1 day')",
+        "UPDATE rouse.job SET turn = id, state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
+                lease_until = now() + interval '1 minute'",
+    ] {
+        client
+            .batch_execute("UPDATE rouse.job SET lane = 0; UPDATE rouse.lane SET used_at = now() - interval '2 hours'")
+            .await
+            .unwrap();
+        client.batch_execute(job).await.unwrap();
+        client.batch_execute("UPDATE rouse.job SET lane = (SELECT min(id) FROM rouse.lane) WHERE id = (SELECT max(id) FROM rouse.job)").await.unwrap();
+        client.batch_execute(&maintain).await.unwrap();
+        let used = "SELECT used_at > now() - interval '1 minute' FROM rouse.lane";
+        let is_used: bool = client.query_one(used, &[]).await.unwrap().get(0);
+        assert!(is_used, "{job}");
+    }
+}
