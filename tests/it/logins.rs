@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rouse::job::{AfterLoss, Fence, LaneId};
 use rouse::store::connect::Connector;
-use rouse::store::{Adoption, BoundSearch, ClaimedJob, Registration, Store, WorkerKey};
+use rouse::store::{
+    Adoption, BoundSearch, ClaimResult, ClaimedJob, Registration, Store, WorkerKey,
+};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
@@ -223,6 +225,46 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         let adopted = limited.adopt(Fence(rand()), &forged).await.unwrap();
         assert!(adopted.claimed.is_empty() && adopted.lost.is_empty());
     }
+}
+
+/// Peeks do not check the limits, so they find these lanes again and again.
+#[tokio::test]
+async fn a_claim_names_the_lanes_that_the_login_may_not_claim_from() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_names").await;
+    limit(
+        &client,
+        "login, worker_ids, queues, handlers",
+        "'logins_names', '{*}', '{mail}', '{x}'",
+    )
+    .await;
+    for call in ["'x', queue => 'mail'", "'y', queue => 'mail'", "'x'"] {
+        enqueue_sql(&client, call).await;
+    }
+    let limited = login.worker("w", &["mail"]).await;
+    let mut forbidden = Vec::new();
+    for lane in limited.catalog_after(i64::MIN, None).await.unwrap().lanes {
+        if lane.queue != "mail" || lane.handler != "x" {
+            forbidden.push(lane.id);
+        }
+    }
+    let all = orders(&limited, 60_000).await;
+    let claimed = limited.claim(Fence(rand()), &all, 100, None).await.unwrap();
+    let ClaimResult::Jobs(jobs, closed) = claimed else {
+        panic!("there are no orphans");
+    };
+    assert_eq!(jobs.len(), 1);
+    let named: Vec<LaneId> = closed.iter().map(|closed| closed.lane).collect();
+    assert_eq!(named, forbidden);
+    for closed in &closed {
+        let wait = closed.by.iter().map(|limit| limit.wait);
+        let wait: Vec<Option<Duration>> = wait.collect();
+        assert_eq!(wait, [Some(Duration::from_secs(30))]);
+    }
+    let free = db.worker().await;
+    let claimed = free.claim(Fence(rand()), &all, 100, None).await.unwrap();
+    assert!(matches!(claimed, ClaimResult::Jobs(_, closed) if closed.is_empty()));
 }
 
 fn ids(jobs: &[ClaimedJob]) -> Vec<i64> {

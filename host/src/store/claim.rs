@@ -119,7 +119,8 @@ impl ClaimResult {
     }
 }
 
-/// A lane from which a claim took no job, because gates do not let any of its jobs start now.
+/// A lane from which a claim took no job, because gates do not let any of its jobs start now, or the worker's login may
+/// not claim from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedLane {
     /// The lane.
@@ -131,7 +132,8 @@ pub struct ClosedLane {
 /// A gate that has no free capacity for a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedGate {
-    /// Its name, or `queue NAME` for the limit on running jobs of a key of a queue.
+    /// Its name, `queue NAME` for the limit on running jobs of a key of a queue, or `the login` for the limits of the
+    /// worker's login.
     pub name: String,
     /// The time after which a job may start; `None` means after a job of its key has ended.
     pub wait: Option<Duration>,

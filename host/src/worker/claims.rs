@@ -257,8 +257,7 @@ impl<'a> Claims<'a> {
             };
             let (claimed, is_partial) = self.claim_from(orders, rest, check).await?;
             found += claimed;
-            // The lanes are closed; or their jobs are locked, or this login may not claim them: then the next peek
-            // finds the same lanes again.
+            // The lanes are closed, or their jobs are locked: then the next peek finds the same lanes again.
             finds_none = claimed.jobs == 0;
             // If so, the next look follows at once. This cannot go on forever, because each such claim closes a lane,
             // or none of its lanes counts as having jobs any longer.

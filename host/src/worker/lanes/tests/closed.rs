@@ -588,3 +588,37 @@ fn the_first_job_of_a_lane_does_not_precede_a_class_that_goes_before_it() {
     lanes.claimed(&orders[..1], &[], &[], false);
     assert_eq!(lanes.first_orders(9)[0].lane, LaneId(20));
 }
+
+/// There are so many that a claim covers only some of them.
+#[test]
+fn lanes_that_the_login_may_not_claim_from_are_left_out_for_half_a_minute() {
+    let mut lanes = Lanes::default();
+    let many = i64::try_from(LANES_PER_CLAIM).unwrap() * 4;
+    lanes.learn((1..=many).map(|n| lane(n, n, Priority::Normal)).collect());
+    lanes.serve(|_| Some(SERVED));
+    let now = BootTime::now();
+    let forbidden = |order: &ClaimOrder| {
+        let wait = Some(Duration::from_secs(30));
+        closed_by(order.lane.0, &[("the login", wait)])
+    };
+    let claim = |lanes: &mut Lanes| {
+        let mut claims = 0;
+        loop {
+            let orders = lanes.orders_of_many(After::Cursor);
+            if orders.is_empty() {
+                break claims;
+            }
+            let closed: Vec<ClosedLane> = orders.iter().map(forbidden).collect();
+            lanes.claimed_at(&orders, &[], &closed, false, now);
+            claims += 1;
+        }
+    };
+    assert!(claim(&mut lanes) >= 4);
+    // Each sweep finds their jobs again.
+    let ready: Vec<LaneId> = (1..=many).map(LaneId).collect();
+    assert!(!lanes.mark_ready(&ready));
+    lanes.open_some();
+    assert_eq!(claim(&mut lanes), 0);
+    assert!(lanes.open_due(now.plus(Duration::from_secs(30))));
+    assert!(claim(&mut lanes) >= 4);
+}
