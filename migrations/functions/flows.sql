@@ -202,9 +202,10 @@ $$;
 -- chain that `after` and `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it
 -- waits for has failed, until it is retried. Whether a chain has failed is looked up once for each chain, because
 -- thousands of jobs may wait for the same one. If the latest job of a name is no longer kept, an older one that is kept
--- is not shown in its place. Served by job_flow, finished_flow, dependency_job, the primary key, job_chain, lane_id and
--- record_job.
-CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
+-- is not shown in its place. `after_chain`, `max`: only the first `max` jobs with later chains; null: all. All jobs of
+-- the flow are read in any case, but lanes and dependencies only of those that are returned. Served by job_flow,
+-- finished_flow, dependency_job, the primary key, job_chain, lane_id and record_job.
+CREATE OR REPLACE FUNCTION rouse.flow(id bigint, after_chain bigint DEFAULT NULL, max integer DEFAULT NULL)
 RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[], is_stuck boolean,
                requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -221,9 +222,18 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
                    f.requested_at, f.available_at, f.started_at, f.finished_at, f.error, f.continued
             FROM rouse.finished AS f WHERE f.flow = flow.id) AS e
         ORDER BY e.name COLLATE "C", e.job DESC),
+    page AS MATERIALIZED (
+        SELECT e.* FROM latest AS e
+        WHERE (flow.after_chain IS NULL OR e.chain > flow.after_chain)
+          -- Its successor (rouse._has_successor), or its retry, is no longer kept.
+          AND CASE WHEN e.continued THEN true
+                   WHEN CASE WHEN e.state = 'succeeded' THEN (SELECT rouse._drops_failed_first())
+                             WHEN e.state > 'succeeded' THEN (SELECT rouse._retentions_differ()) END
+                   THEN (SELECT true FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' LIMIT 1) END IS NOT TRUE
+        ORDER BY e.chain LIMIT flow.max),
     waited AS MATERIALIZED (
         -- OFFSET 0: otherwise, a plan could read all dependencies, in the order of their chains (dependency_chain).
-        SELECT DISTINCT d.chain FROM latest AS e CROSS JOIN LATERAL (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job OFFSET 0) AS d
+        SELECT DISTINCT d.chain FROM page AS e CROSS JOIN LATERAL (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job OFFSET 0) AS d
         WHERE e.blockers IS NOT NULL),
     ended AS MATERIALIZED (
         -- As rouse._live_job, without a call for each.
@@ -234,16 +244,11 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
     SELECT e.name, e.job, e.chain, l.handler, l.queue, e.state, e.attempt, e.after,
            CASE WHEN e.blockers IS NOT NULL THEN coalesce(w.chains, '{}') END, coalesce(w.is_stuck, false),
            e.requested_at, e.available_at, e.started_at, e.finished_at, e.error
-    FROM latest AS e
+    FROM page AS e
     CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = e.lane LIMIT 1) AS l
     CROSS JOIN LATERAL (
         SELECT (array_agg(d.chain ORDER BY d.chain))[1:100] AS chains, bool_or(d.chain IN (SELECT f.chain FROM failed AS f)) AS is_stuck
         FROM rouse.dependency AS d WHERE d.job = e.job AND e.blockers IS NOT NULL) AS w
-    -- Its successor (rouse._has_successor), or its retry, is no longer kept.
-    WHERE CASE WHEN e.continued THEN true
-               WHEN CASE WHEN e.state = 'succeeded' THEN (SELECT rouse._drops_failed_first())
-                         WHEN e.state > 'succeeded' THEN (SELECT rouse._retentions_differ()) END
-               THEN (SELECT true FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' LIMIT 1) END IS NOT TRUE
     ORDER BY e.chain
 $$;
 

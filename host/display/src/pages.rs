@@ -28,7 +28,7 @@ pub use audit::{AuditNext, AuditQuery, audit};
 pub use bulk::{Bulk, bulk, bulk_question};
 pub use chart::Sample;
 pub use filter::{JobFilter, Pairs};
-pub use flows::{flow, flows};
+pub use flows::{flow, flows, jobs_of_flow};
 pub use handlers::{HandlerPage, Loaded, handler, handlers};
 pub use job::{Job, LogRow, job};
 pub use jobs::{Found, Live, jobs};

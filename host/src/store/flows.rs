@@ -57,6 +57,28 @@ impl Store {
         Ok(shown.map(|ShownJson(flow)| flow))
     }
 
+    /// A row of `rouse.flows`, and up to `limit` of its jobs with later chains than `after` (`None`: from the first), as
+    /// `listed`; `None` if the flow does not exist.
+    pub async fn flow_page(
+        &self,
+        id: i64,
+        after: Option<i64>,
+        limit: i32,
+    ) -> Result<Option<Value>, StoreError> {
+        let rows = self
+            .read(
+                include_str!("flow_page.sql"),
+                &[
+                    (&id, Type::INT8),
+                    (&after, Type::INT8),
+                    (&limit, Type::INT4),
+                ],
+            )
+            .await?;
+        let shown = rows.first().map(|row| row.get::<_, ShownJson>(0));
+        Ok(shown.map(|ShownJson(flow)| flow))
+    }
+
     /// Cancels up to `limit` live jobs of a flow; returns how many.
     pub async fn cancel_flow(&self, id: i64, limit: i32) -> Result<i32, StoreError> {
         let row = self

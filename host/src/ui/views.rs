@@ -109,11 +109,14 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
             )
         }
         View::Flow(id) => {
-            let flow = store.flow(*id).await?;
+            let after = query.get("after").and_then(|id| id.parse::<i64>().ok());
+            let flow = store
+                .flow_page(*id, after, pages::jobs_of_flow(after))
+                .await?;
             let flow = flow.ok_or_else(|| {
                 Problem::unknown(format!("There is no flow {id}, or it is no longer kept."))
             })?;
-            (format!("Flow {id}"), pages::flow(chrome, &flow, now))
+            (format!("Flow {id}"), pages::flow(chrome, &flow, after, now))
         }
         View::Schedules => {
             let mut schedules = store.schedules(None).await?;

@@ -74,3 +74,38 @@ async fn counting_and_listing_a_flow_reads_each_of_its_jobs_once() {
         assert!((JOBS..JOBS + 10).contains(&read), "{sql}: {read}");
     }
 }
+
+#[tokio::test]
+async fn the_pages_of_a_flow_are_its_jobs_in_order_and_each_looks_up_only_its_own() {
+    const JOBS: usize = 300;
+    const READ: &str = "SELECT coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relid = 'rouse.dependency'::regclass";
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.store());
+    let mut jobs = vec![json!({"name": "first", "handler": "x"})];
+    jobs.extend(
+        (1..JOBS).map(|n| json!({"name": n.to_string(), "handler": "x", "after": ["first"]})),
+    );
+    let flow = enqueue_flow(&client, json!(jobs)).await;
+    let whole = store.flow(flow).await.unwrap().unwrap();
+    let (mut listed, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.flow_page(flow, after, 70).await.unwrap().unwrap();
+        assert_eq!(
+            (&page["jobs"], &page["waiting"]),
+            (&json!(JOBS), &json!(JOBS - 1))
+        );
+        let part = page["listed"].as_array().unwrap().clone();
+        let Some(last) = part.last() else { break };
+        assert!(part.len() <= 70);
+        after = last["chain"].as_i64();
+        listed.extend(part);
+    }
+    assert_eq!(json!(listed), whole["jobs"]);
+    let transaction = client.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    let sql = "SELECT count(*) FROM rouse.flow($1, NULL, 10)";
+    let row = transaction.query_one(sql, &[&flow]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 10);
+    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    assert!(after - before <= 20, "{}", after - before);
+}

@@ -148,6 +148,15 @@ fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
             ),
             60,
         ),
+        (
+            "flow_page",
+            page(
+                include_str!("../../../host/src/store/flow_page.sql"),
+                "bigint, bigint, integer",
+                "-1, NULL, 200",
+            ),
+            80,
+        ),
         // Each flow, with its jobs, which are looked up as live and as ended ones.
         (
             "flows",

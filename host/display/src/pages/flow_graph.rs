@@ -131,9 +131,10 @@ fn tone(states: &BTreeMap<String, usize>) -> &'static str {
         .unwrap_or("quiet")
 }
 
-/// Draws the flow of these jobs, which are rows of `rouse.flow`.
-pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
+/// Draws the flow of these jobs, which are rows of `rouse.flow`. `others`: the number of other jobs of the flow.
+pub(super) fn graph(chrome: &Chrome, jobs: &[Value], others: usize) -> Markup {
     let graph = layout(jobs);
+    let left_out = graph.left_out + others;
     let columns = graph
         .nodes
         .iter()
@@ -165,7 +166,7 @@ pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
                 @for node in &graph.nodes { (node_box(chrome, node, left(node), top(node))) }
             }
         }
-        @for (left_out, what) in [(graph.left_out, "job"), (graph.edges_left_out, "arrow")] {
+        @for (left_out, what) in [(left_out, "job"), (graph.edges_left_out, "arrow")] {
             @if left_out > 0 { p class="soft" { (counted(left_out, what)) " " (choose(left_out, "is", "are")) " not drawn." } }
         }
     }
@@ -268,7 +269,7 @@ mod tests {
             (graph.nodes.len(), graph.edges.len(), graph.edges_left_out),
             (240, EDGES_MAX, edges - EDGES_MAX)
         );
-        let drawn = super::graph(&Chrome::default(), &jobs).into_string();
+        let drawn = super::graph(&Chrome::default(), &jobs, 0).into_string();
         let left_out = format!("{} arrows are not drawn.", edges - EDGES_MAX);
         assert!(drawn.contains(&left_out), "{drawn}");
     }

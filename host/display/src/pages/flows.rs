@@ -7,8 +7,21 @@ use super::cells;
 use super::flow_graph::graph;
 use super::layout::Chrome;
 
-/// The maximum number of jobs that are listed below the graph.
+/// The maximum number of jobs that are listed on a page.
 const LISTED_MAX: usize = 200;
+/// The maximum number of jobs that are drawn: those of a larger flow, and their errors, would take megabytes.
+const DRAWN_MAX: usize = 1_000;
+
+/// The number of jobs that a page of a flow needs, after the chain with which the previous page ended (`None`: the
+/// first page, which also has the graph).
+pub fn jobs_of_flow(after: Option<i64>) -> i32 {
+    let jobs = match after {
+        None => DRAWN_MAX,
+        Some(_) => LISTED_MAX,
+    };
+    // One more shows whether there is another page.
+    i32::try_from(jobs + 1).unwrap_or(i32::MAX)
+}
 
 /// The newest flows. `next_before`: the id after which the next page starts.
 pub fn flows(chrome: &Chrome, flows: &[Value], next_before: Option<i64>, now: f64) -> Markup {
@@ -52,36 +65,51 @@ fn row(chrome: &Chrome, flow: &Value, now: f64) -> Markup {
     }
 }
 
-/// One flow, as `rouse flow show --json` prints it.
-pub fn flow(chrome: &Chrome, flow: &Value, now: f64) -> Markup {
-    let jobs = flow["jobs"].as_array().map_or(&[][..], Vec::as_slice);
-    let count = |state: &str| jobs.iter().filter(|job| job["state"] == state).count();
-    let live = count("queued") + count("running");
-    let failed = count("failed") + count("timed_out") + count("cancelled");
+/// One flow: a row of `rouse.flows`, with as many of its jobs as [`jobs_of_flow`] requests, as `listed`. `after`: the
+/// chain with which the previous page ended.
+pub fn flow(chrome: &Chrome, flow: &Value, after: Option<i64>, now: f64) -> Markup {
+    let jobs = flow["listed"].as_array().map_or(&[][..], Vec::as_slice);
+    let number = |key: &str| flow[key].as_i64().unwrap_or_default();
+    let queued = number("waiting") + number("scheduled") + number("ready");
+    let live = queued + number("running");
+    let failed = number("failed") + number("cancelled");
     let path = |action: &str| format!("/flows/{}/{action}", flow["id"]);
+    let counts = [
+        ("queued", queued),
+        ("running", number("running")),
+        ("succeeded", number("succeeded")),
+        ("failed", number("failed")),
+        ("cancelled", number("cancelled")),
+    ];
+    let listed = &jobs[..jobs.len().min(LISTED_MAX)];
+    let next = listed.last().filter(|_| jobs.len() > LISTED_MAX);
+    let drawn = &jobs[..jobs.len().min(DRAWN_MAX)];
+    let not_drawn = usize::try_from(number("jobs"))
+        .unwrap_or(0)
+        .saturating_sub(drawn.len());
     html! {
         div class="title" {
             h1 { "Flow " span class="mono" { (flow["id"]) } " " (cells::plain(&flow["name"])) }
-            (cells::state(match (live, failed) { (0, 0) => "succeeded", (0, _) => "failed", _ => "live" }))
+            (cells::state(cells::text(flow, "state")))
             div class="actions" {
                 @if failed > 0 { (chrome.button(&path("retry"), "Retry failed jobs", "", "main")) }
                 @if live > 0 { (chrome.button(&path("cancel"), "Cancel", "Cancel all jobs of this flow that have not ended?", "risky")) }
             }
         }
         div class="stats" {
-            @for state in super::filter::STATES {
-                @if count(state) > 0 {
-                    div class={ "stat " (cells::tone(state)) } { b { (cells::number(count(state) as i64)) } span { (state.replace('_', " ")) } }
+            @for (state, jobs) in counts {
+                @if jobs > 0 {
+                    div class={ "stat " (cells::tone(state)) } { b { (cells::number(jobs)) } span { (state) } }
                 }
             }
             div class="stat" { b { (cells::time(&flow["requested_at"], now)) } span { "enqueued" } }
         }
-        section class="card" { h2 { "Graph" } (graph(chrome, jobs)) }
+        @if after.is_none() { section class="card" { h2 { "Graph" } (graph(chrome, drawn, not_drawn)) } }
         section class="card scroll" tabindex="0" aria-label="Jobs of the flow" {
             table class="stack" {
                 thead { tr { th { "Name" } th { "Job" } th { "State" } th { "Handler" } th { "Ended" } th { "Error" } } }
                 tbody {
-                    @for job in jobs.iter().take(LISTED_MAX) {
+                    @for job in listed {
                         tr id={ "job-" (job["job"]) } {
                             td data-label="Name" { (cells::plain(&job["name"])) }
                             td class="keep" data-label="Job" { (cells::job(chrome, &job["job"])) }
@@ -95,7 +123,44 @@ pub fn flow(chrome: &Chrome, flow: &Value, now: f64) -> Markup {
                     }
                 }
             }
-            @if jobs.len() > LISTED_MAX { p class="soft" { "The first " (LISTED_MAX) " of " (cells::number(jobs.len() as i64)) " jobs." } }
         }
+        @if let Some(last) = next {
+            div class="more" { a class="button" href={ (chrome.base) "/flows/" (flow["id"]) "?after=" (last["chain"]) } { "More jobs" } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A flow of 5,000 jobs, of which these chains are listed.
+    fn page(chains: std::ops::Range<usize>, after: Option<i64>) -> String {
+        let job = |chain: usize| json!({"job": chain, "chain": chain, "name": "x", "handler": "h", "state": "queued"});
+        let listed: Vec<Value> = chains.map(job).collect();
+        let flow_of = json!({
+            "id": 9, "name": null, "state": "live", "requested_at": null, "jobs": 5_000,
+            "waiting": 4_000, "scheduled": 100, "ready": 400, "running": 0, "succeeded": 500, "failed": 0, "cancelled": 0,
+            "listed": listed,
+        });
+        flow(&Chrome::default(), &flow_of, after, 0.0).into_string()
+    }
+
+    #[test]
+    fn a_large_flow_is_drawn_and_listed_in_part_and_counted_as_a_whole() {
+        assert_eq!((jobs_of_flow(None), jobs_of_flow(Some(1))), (1_001, 201));
+        let first = page(1..1_002, None);
+        assert!(first.contains("4000 jobs are not drawn."), "{first}");
+        assert!(first.contains(r#"href="/flows/9?after=200""#), "{first}");
+        assert!(first.contains("<b>4,500</b>"), "{first}");
+        assert_eq!(first.matches("id=\"job-").count(), 200);
+        let last = page(201..301, Some(200));
+        assert!(
+            !last.contains("Graph") && !last.contains("?after="),
+            "{last}"
+        );
+        assert_eq!(last.matches("id=\"job-").count(), 100);
     }
 }
