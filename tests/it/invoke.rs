@@ -283,11 +283,11 @@ fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
 
     let ignoring = host("test.ignore-abort", libc::SIGINT);
     // Two signals of the same kind in quick succession may be merged into one.
-    let again = std::time::Instant::now() + TIMEOUT;
+    let again = Instant::now() + TIMEOUT;
     while std::fs::exists(format!("/proc/{}/exe", ignoring.pid())).unwrap_or(false)
         && std::fs::read_link(format!("/proc/{}/exe", ignoring.pid())).is_ok()
     {
-        assert!(std::time::Instant::now() < again, "{}", ignoring.output());
+        assert!(Instant::now() < again, "{}", ignoring.output());
         ignoring.signal(libc::SIGINT);
         std::thread::sleep(std::time::Duration::from_millis(20));
     }

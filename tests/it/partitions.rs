@@ -6,7 +6,9 @@ use tokio::time::timeout;
 
 use crate::support::TestDb;
 use crate::support::database::{drop_all_partitions, migrate};
-use crate::support::worker::{TestWorker, ended, enqueue, expire_lease, lease, until, until_true};
+use crate::support::worker::{
+    TIMEOUT, TestWorker, ended, enqueue, expire_lease, lease, until, until_true,
+};
 
 #[tokio::test]
 async fn old_partitions_are_dropped_unless_they_are_being_read() {
