@@ -157,7 +157,7 @@ impl<T> Attempt<T> {
 /// Returns the ends of called jobs.
 type CallResponder = Rc<RefCell<dyn FnMut(&EnqueuedJob) -> Result<Value>>>;
 
-/// What outlives an attempt: the parents, signals and waits of its job.
+/// The data that outlives an attempt: the parents, signals and waits of its job.
 #[derive(Clone, Default)]
 pub(super) struct JobRecord {
     parents: BTreeMap<String, Parent>,
