@@ -156,7 +156,7 @@ DECLARE
     invalid record;
 BEGIN
     IF jsonb_typeof(p_after) NOT IN ('array', 'object') THEN
-        RAISE EXCEPTION 'rouse.enqueue: after must be a list of job ids, or an object with a job id for each name, not %', left(p_after::text, 140)
+        RAISE EXCEPTION 'rouse.enqueue: after must be an array of job ids, or an object with a job id for each name, not %', left(p_after::text, 140)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance [17, 18], or {"charge": 17, "notify": {"job": 18, "on_failure": "run"}}.';
     END IF;
     entries := (SELECT count(*) FROM rouse._dependencies_of(p_after));

@@ -91,7 +91,7 @@ BEGIN
         RETURN;
     END IF;
     IF jsonb_typeof(p_grants) <> 'object' THEN
-        RAISE EXCEPTION 'rouse.enqueue: grants must be an object, or a list of up to 32 objects which all apply, not %', left(p_grants::text, 140)
+        RAISE EXCEPTION 'rouse.enqueue: grants must be an object, or an array of up to 32 objects which all apply, not %', left(p_grants::text, 140)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"http": ["api.example.com"], "memory_mb": 32}. Leave it out for all grants of the handler.';
     END IF;
     IF octet_length(p_grants::text) > 8192 THEN
@@ -102,13 +102,13 @@ BEGIN
         IF entry.key IN ('http', 'secrets', 'dirs', 'env', 'enqueue', 'sql') THEN
             IF jsonb_typeof(entry.value) <> 'array'
                OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
-                expected := 'a list of strings';
+                expected := 'an array of strings';
             ELSIF entry.key = 'http' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS host WHERE NOT rouse._is_host_pattern(host)) THEN
-                expected := 'a list of hosts such as api.example.com or *.example.com, without a scheme or port';
+                expected := 'an array of hosts such as api.example.com or *.example.com, without a scheme or port';
             ELSIF entry.key = 'dirs' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS dir WHERE dir !~ '^(/|(/[^/:]+)+)(:read|:read-write)?$') THEN
-                expected := 'a list of paths as the handler sees them, such as /photos or /out:read';
+                expected := 'an array of paths as the handler sees them, such as /photos or /out:read';
             END IF;
         ELSIF entry.key = 'state' THEN
             IF entry.value <> 'false' THEN
@@ -182,7 +182,7 @@ $$;
 --   job_timeout   the time within which the job has to end, from run_at, or from now if that is later; 1 millisecond to
 --                 3,660 days; null: no limit. A job that has not ended by then fails, whatever its state
 --                 (rouse.enforce_deadlines)
---   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each,
+--   after         the jobs that it waits for, at most 10,000: an array of ids, or an object with a name for each,
 --                 {"charge": 17} or {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their
 --                 chains. `on_failure`: a failed chain cancels the job (cancel, the default), counts as ended (run), or
 --                 the job waits until it has been retried and has succeeded (wait)
@@ -541,8 +541,8 @@ BEGIN
         lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
     END IF;
     IF payloads IS NULL OR array_ndims(payloads) > 1 THEN
-        RAISE EXCEPTION 'rouse.enqueue_many: payloads must be a list of JSON values, not %',
-            CASE WHEN payloads IS NULL THEN 'null' ELSE 'a list of lists' END
+        RAISE EXCEPTION 'rouse.enqueue_many: payloads must be an array of JSON values, not %',
+            CASE WHEN payloads IS NULL THEN 'null' ELSE 'an array of arrays' END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance ARRAY[''{"n": 1}'', ''{"n": 2}'']::jsonb[].';
     END IF;
     bytes_max := coalesce(bytes_max, 262144);

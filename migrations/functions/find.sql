@@ -100,7 +100,7 @@ BEGIN
                 WHEN 'array' THEN entry.value ELSE jsonb_build_array(entry.value) END) AS s);
             IF states = '{}' OR array_position(states, NULL) IS NOT NULL
                OR NOT states <@ ARRAY['queued', 'running', 'succeeded', 'failed', 'timed_out', 'cancelled'] THEN
-                expected := 'queued, running, succeeded, failed, timed_out or cancelled, or a list of these';
+                expected := 'queued, running, succeeded, failed, timed_out or cancelled, or an array of these';
             END IF;
         ELSIF entry.key = 'payload' AND (jsonb_typeof(entry.value) <> 'object' OR entry.value = '{}') THEN
             expected := 'an object of JSON pointers and values, such as {"/customer/id": 42}';

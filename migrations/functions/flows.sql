@@ -110,7 +110,7 @@ DECLARE
     after    jsonb;
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' OR jsonb_array_length(jobs) NOT BETWEEN 1 AND 10000 THEN
-        PERFORM rouse._refuse_flow('jobs must be a list of 1 to 10000 objects, not ' || CASE jsonb_typeof(jobs)
+        PERFORM rouse._refuse_flow('jobs must be an array of 1 to 10000 objects, not ' || CASE jsonb_typeof(jobs)
             WHEN 'array' THEN jsonb_array_length(jobs) || ' of them' ELSE coalesce(left(jobs::text, 140), 'null') END);
     END IF;
     IF length(name) NOT BETWEEN 1 AND 200 THEN
@@ -137,7 +137,7 @@ BEGIN
     SELECT e.job ->> 'name' AS name, e.job -> 'after' AS after INTO invalid FROM jsonb_array_elements(jobs) AS e(job)
     WHERE coalesce(jsonb_typeof(e.job -> 'after'), 'null') NOT IN ('array', 'object', 'null') LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('after of job %L must be a list or an object, not %s', invalid.name, left(invalid.after::text, 140)));
+        PERFORM rouse._refuse_flow(format('after of job %L must be an array or an object, not %s', invalid.name, left(invalid.after::text, 140)));
     END IF;
     SELECT e.job ->> 'name' AS name, d.name AS entry INTO invalid
     FROM jsonb_array_elements(jobs) AS e(job) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
@@ -149,7 +149,7 @@ BEGIN
     SELECT e.job ->> 'name' AS name, e.job -> 'tags' AS tags INTO invalid FROM jsonb_array_elements(jobs) AS e(job)
     WHERE coalesce(jsonb_typeof(e.job -> 'tags'), 'null') NOT IN ('array', 'null') LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('tags of job %L must be a list, not %s', invalid.name, left(invalid.tags::text, 140)));
+        PERFORM rouse._refuse_flow(format('tags of job %L must be an array, not %s', invalid.name, left(invalid.tags::text, 140)));
     END IF;
     SELECT array_agg(e.job ->> 'name' ORDER BY e.n) INTO names FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n);
 

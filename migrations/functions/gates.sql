@@ -710,7 +710,7 @@ BEGIN
 END
 $$;
 
--- The key of a gate for a job that is being enqueued: a JSON list of its tenant, as with unique keys, and of the values
+-- The key of a gate for a job that is being enqueued: a JSON array of its tenant, as with unique keys, and of the values
 -- of the gate.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
     p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
@@ -1096,7 +1096,7 @@ BEGIN
             USING ERRCODE = 'RW006', HINT = 'It needs all queues, or a list of handlers, in rouse.worker_login.';
     END IF;
     IF p_handler IS NULL OR (CASE jsonb_typeof(p_gates) WHEN 'array' THEN jsonb_array_length(p_gates) > 8 ELSE true END) THEN
-        RAISE EXCEPTION 'rouse.declare_gates: expected a handler and a list of at most 8 gates' USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'rouse.declare_gates: expected a handler and an array of at most 8 gates' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF ARRAY(SELECT g FROM rouse.gate AS g WHERE g.declared_by = p_handler ORDER BY g.name)
        = ARRAY(SELECT d FROM rouse._declared_gates(p_handler, p_gates) AS d) THEN

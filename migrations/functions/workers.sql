@@ -184,12 +184,12 @@ BEGIN
         WHEN jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
             THEN 'sha256 must be 64 hexadecimal digits'
         WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
-            THEN 'grants must be a list of strings'
+            THEN 'grants must be an array of strings'
         WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
         WHEN jsonb_typeof(c.value -> 'concurrency') NOT IN ('number', 'null') OR c.value ->> 'concurrency' !~ '^[1-9][0-9]{0,6}$'
             THEN 'concurrency must be a whole number from 1 to 9999999'
         WHEN jsonb_typeof(c.value -> 'schedule') NOT IN ('object', 'null') THEN 'schedule must be an object'
-        WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
+        WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be an array'
         WHEN jsonb_typeof(c.value -> 'parked') NOT IN ('string', 'null') OR length(c.value ->> 'parked') > 4096
             THEN 'parked must be a string of at most 4096 characters'
     END AS problem) AS of
@@ -251,14 +251,14 @@ BEGIN
     END IF;
     problem := CASE
         WHEN NOT rouse._is_count(p_stats -> 'failed') THEN 'failed must be a count'
-        WHEN jsonb_typeof(p_stats -> 'fair') <> 'array' THEN 'fair must be a list'
+        WHEN jsonb_typeof(p_stats -> 'fair') <> 'array' THEN 'fair must be an array'
     END;
     IF problem IS NULL AND p_stats ? 'fair' THEN
         SELECT of.problem INTO problem
         FROM jsonb_array_elements(p_stats -> 'fair') AS f
         LEFT JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(f.value -> 'keys') WHEN 'array' THEN f.value -> 'keys' END) AS k ON true
         CROSS JOIN LATERAL (SELECT CASE
-            WHEN jsonb_typeof(f.value -> 'keys') <> 'array' THEN 'keys must be a list'
+            WHEN jsonb_typeof(f.value -> 'keys') <> 'array' THEN 'keys must be an array'
             WHEN NOT (rouse._is_count(f.value -> 'rounds') AND rouse._is_count(f.value -> 'promotions')) THEN 'rounds and promotions must be counts'
             WHEN NOT (rouse._is_count(k.value -> 'selected') AND rouse._is_count(k.value -> 'deferred') AND rouse._is_count(k.value -> 'promotions'))
                 THEN 'selected, deferred and promotions of a key must be counts'

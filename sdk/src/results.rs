@@ -85,7 +85,7 @@ impl Results {
         Self { parents }
     }
 
-    /// The result of the chain with this name. (The name is the id, if `after` was a list.)
+    /// The result of the chain with this name. (The name is the id, if `after` was an array.)
     ///
     /// # Errors
     /// If the chain has not succeeded (kind `parent_failed`; its error is in the details), if the job has not waited
@@ -148,7 +148,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// The name in `after`; if `after` was a list, the id.
+    /// The name in `after`; if `after` was an array, the id.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -265,8 +265,8 @@ async fn unenforceable_grants_are_refused_by_enqueue() {
             "without a scheme or port",
         ),
         (r#"{"http": ["a.example:443"]}"#, "without a scheme or port"),
-        (r#"{"http": "a.example"}"#, "a list of strings"),
-        (r#"{"env": [1]}"#, "a list of strings"),
+        (r#"{"http": "a.example"}"#, "an array of strings"),
+        (r#"{"env": [1]}"#, "an array of strings"),
         (r#"{"http": ["a..b"]}"#, "without a scheme or port"),
         (r#"{"dirs": ["out"]}"#, "such as /photos"),
         (r#"{"dirs": ["/out/"]}"#, "such as /photos"),
@@ -277,7 +277,7 @@ async fn unenforceable_grants_are_refused_by_enqueue() {
         (r#"{"memory_mb": 1.5}"#, "1 to 9999"),
         (r#"{"cpu": 5}"#, "a duration above zero such as"),
         (r#"{"cpu": "0ms"}"#, "a duration above zero such as"),
-        (r#"{"env": [["LANG"]]}"#, "a list of strings"),
+        (r#"{"env": [["LANG"]]}"#, "an array of strings"),
         (r#"{"timeout": "1 hour"}"#, "a duration above zero such as"),
     ] {
         for call in [

@@ -150,7 +150,7 @@ async fn a_module_with_an_invalid_schema_is_refused_with_the_location() {
     let handlers = Handlers::with(&[("typed.wasm", &invalid)]).await;
     assert_eq!(
         handlers.refusal("typed.wasm"),
-        "its manifest (describe) is invalid for the handler `test.typed`: input_schema: #/properties/a: \"type\" is \"int\", expected a JSON type, or a list of them"
+        "its manifest (describe) is invalid for the handler `test.typed`: input_schema: #/properties/a: \"type\" is \"int\", expected a JSON type, or an array of them"
     );
 }
 

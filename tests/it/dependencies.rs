@@ -393,7 +393,7 @@ async fn invalid_dependencies_are_refused_with_their_name_and_nothing_is_enqueue
     let id = enqueue(&client, "x", json!(1)).await;
     let hint = "A name has 1 to 200 characters. Its job is an id, or {\"job\": id, \"on_failure\": \"cancel\"}, or \"run\" or \"wait\" instead of \"cancel\".";
     let cases = [
-        (json!(7), "rouse.enqueue: after must be a list of job ids, or an object with a job id for each name, not 7\nFor instance [17, 18], or {\"charge\": 17, \"notify\": {\"job\": 18, \"on_failure\": \"run\"}}.".into()),
+        (json!(7), "rouse.enqueue: after must be an array of job ids, or an object with a job id for each name, not 7\nFor instance [17, 18], or {\"charge\": 17, \"notify\": {\"job\": 18, \"on_failure\": \"run\"}}.".into()),
         (json!([null]), format!("rouse.enqueue: entry 'null' of after must be a job id, not null\n{hint}")),
         (json!([1.5]), format!("rouse.enqueue: entry '1.5' of after must be a job id, not 1.5\n{hint}")),
         (json!({"": 1}), format!("rouse.enqueue: entry '' of after must be a job id, not 1\n{hint}")),

@@ -182,7 +182,7 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ),
         (
             "rouse.enqueue_unique('x', 'k', grants => '1')",
-            "grants must be an object, or a list of up to 32 objects which all apply, not 1",
+            "grants must be an object, or an array of up to 32 objects which all apply, not 1",
         ),
         (
             "rouse.enqueue_unique('x', 'k', to_jsonb(repeat('a', 262143)))",
@@ -214,7 +214,7 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ),
         (
             "rouse.enqueue_many('x', NULL)",
-            "payloads must be a list of JSON values, not null",
+            "payloads must be an array of JSON values, not null",
         ),
         (
             "rouse.enqueue_many('x', ARRAY['1', NULL]::jsonb[])",
@@ -222,7 +222,7 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ),
         (
             "rouse.enqueue_many('x', ARRAY[ARRAY['1'], ARRAY['2']]::jsonb[])",
-            "not a list of lists",
+            "not an array of arrays",
         ),
         (
             "rouse.enqueue_many('x', ARRAY['1', to_jsonb(repeat('a', 262143))])",
@@ -523,7 +523,7 @@ async fn functions_do_not_depend_on_standard_conforming_strings() {
         .unwrap();
     let invalid = r#"SELECT rouse.enqueue('x', grants => '{"http": ["999.0.0.1"]}')"#;
     let message = refused(&client, invalid).await;
-    assert!(message.contains("must be a list of hosts"), "{message}");
+    assert!(message.contains("must be an array of hosts"), "{message}");
     // A word for a shell.
     let quoted = "SELECT rouse._shell_word('it''s; rm')";
     let quoted: String = client.query_one(quoted, &[]).await.unwrap().get(0);

@@ -194,15 +194,15 @@ async fn invalid_graphs_are_refused_with_the_name_of_the_job_and_nothing_is_enqu
     for (jobs, message) in [
         (
             json!({}),
-            "jobs must be a list of 1 to 10000 objects, not {}",
+            "jobs must be an array of 1 to 10000 objects, not {}",
         ),
         (
             json!([]),
-            "jobs must be a list of 1 to 10000 objects, not 0 of them",
+            "jobs must be an array of 1 to 10000 objects, not 0 of them",
         ),
         (
             json!(many),
-            "jobs must be a list of 1 to 10000 objects, not 10001 of them",
+            "jobs must be an array of 1 to 10000 objects, not 10001 of them",
         ),
         (
             json!([7]),
@@ -226,7 +226,7 @@ async fn invalid_graphs_are_refused_with_the_name_of_the_job_and_nothing_is_enqu
         ),
         (
             a(json!({"after": "b"})),
-            "after of job 'a' must be a list or an object, not \"b\"",
+            "after of job 'a' must be an array or an object, not \"b\"",
         ),
         (
             a(json!({"after": ["b"]})),
@@ -246,7 +246,7 @@ async fn invalid_graphs_are_refused_with_the_name_of_the_job_and_nothing_is_enqu
         ),
         (
             a(json!({"tags": "gpu"})),
-            "tags of job 'a' must be a list, not \"gpu\"",
+            "tags of job 'a' must be an array, not \"gpu\"",
         ),
         (
             a(json!({"after": [true]})),

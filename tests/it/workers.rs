@@ -299,11 +299,11 @@ async fn an_invalid_registration_is_refused() {
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": [1]}}'",
-            "capabilities of handler x: grants must be a list of strings",
+            "capabilities of handler x: grants must be an array of strings",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": \"http\"}}'",
-            "grants must be a list of strings",
+            "grants must be an array of strings",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"sha256\": \"12\"}}'",
@@ -315,7 +315,7 @@ async fn an_invalid_registration_is_refused() {
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"payload_keys\": {}}}'",
-            "payload_keys must be a list",
+            "payload_keys must be an array",
         ),
     ] {
         let call = format!("SELECT rouse.register({arguments}, 1, '{{}}', '{{}}')");
@@ -345,10 +345,10 @@ async fn an_invalid_registration_is_refused() {
             "1, '{}', '{}', '{\"failed\": 1e30}'",
             "failed must be a count",
         ),
-        ("1, '{}', '{}', '{\"fair\": null}'", "fair must be a list"),
+        ("1, '{}', '{}', '{\"fair\": null}'", "fair must be an array"),
         (
             "1, '{}', '{}', '{\"fair\": [{\"keys\": {}}]}'",
-            "keys must be a list",
+            "keys must be an array",
         ),
         (
             "1, '{}', '{}', '{\"fair\": [{\"rounds\": 1.5}]}'",

@@ -178,7 +178,9 @@ impl<'a> Reader<'_, 'a, '_> {
                 "string" => &mut types.string,
                 "array" => &mut types.array,
                 "object" => &mut types.object,
-                _ => return Err(self.invalid_value("type", at, "a JSON type, or a list of them")),
+                _ => {
+                    return Err(self.invalid_value("type", at, "a JSON type, or an array of them"));
+                }
             };
             *known = true;
         }
@@ -191,7 +193,7 @@ impl<'a> Reader<'_, 'a, '_> {
             values.push(("const", HashSet::from([canonical_text(self.written, at)?])));
         }
         if let Some(at) = self.get("enum") {
-            let listed = self.listed("enum", at, "a list")?.into_iter();
+            let listed = self.listed("enum", at, "an array")?.into_iter();
             let texts = listed.map(|at| canonical_text(self.written, at));
             values.push(("enum", texts.collect::<Result<_, _>>()?));
         }
@@ -393,7 +395,7 @@ impl<'a> Reader<'_, 'a, '_> {
         match self.written.kind(at) {
             Kind::Object | Kind::Boolean => Ok(Some(self.compiler.add(at))),
             Kind::Array if keyword == "items" => {
-                let expected = "a schema (a list of them is \"prefixItems\")";
+                let expected = "a schema (an array of them is \"prefixItems\")";
                 Err(self.invalid_value(keyword, at, expected))
             }
             Kind::Null | Kind::Number | Kind::String | Kind::Array => {
@@ -407,9 +409,9 @@ impl<'a> Reader<'_, 'a, '_> {
         let Some(at) = self.get(keyword) else {
             return Ok(Vec::new());
         };
-        let listed = self.listed(keyword, at, "a list of schemas")?;
+        let listed = self.listed(keyword, at, "an array of schemas")?;
         if listed.is_empty() {
-            return Err(self.invalid_value(keyword, at, "a list of schemas"));
+            return Err(self.invalid_value(keyword, at, "an array of schemas"));
         }
         Ok(listed.into_iter().map(|at| self.compiler.add(at)).collect())
     }
@@ -458,10 +460,10 @@ impl<'a> Reader<'_, 'a, '_> {
     }
 
     fn names(&self, keyword: &str, at: Location) -> Result<Vec<Box<str>>, String> {
-        let names = self.listed(keyword, at, "a list of names")?.into_iter();
+        let names = self.listed(keyword, at, "an array of names")?.into_iter();
         let names = names.map(|name| self.text(name).map(Box::from));
         let names: Option<_> = names.collect();
-        names.ok_or_else(|| self.invalid_value(keyword, at, "a list of names"))
+        names.ok_or_else(|| self.invalid_value(keyword, at, "an array of names"))
     }
 
     /// The text of a string.

@@ -16,7 +16,7 @@ const BASE: &str = "json-schema:///";
 /// all relative to one long `$id` would need memory in proportion to the square of its size.
 const URI_BYTES_MAX: usize = 2048;
 
-/// Keywords whose value is a schema, a list of schemas, or schemas by name.
+/// Keywords whose value is a schema, an array of schemas, or schemas by name.
 const SCHEMA: &[&str] = &[
     "additionalProperties",
     "contains",

@@ -296,7 +296,7 @@ fn an_error_in_a_schema_is_reported_with_its_location() {
     for (written, message) in [
         (
             r#"{"type": "int"}"#,
-            r#"#: "type" is "int", expected a JSON type, or a list of them"#,
+            r#"#: "type" is "int", expected a JSON type, or an array of them"#,
         ),
         (
             r#"{"properties": {"a/b": {"minimum": "1"}}}"#,
@@ -304,11 +304,11 @@ fn an_error_in_a_schema_is_reported_with_its_location() {
         ),
         (
             r#"{"items": [{}]}"#,
-            r#"#: "items" is [{}], expected a schema (a list of them is "prefixItems")"#,
+            r#"#: "items" is [{}], expected a schema (an array of them is "prefixItems")"#,
         ),
         (
             r#"{"allOf": []}"#,
-            r#"#: "allOf" is [], expected a list of schemas"#,
+            r#"#: "allOf" is [], expected an array of schemas"#,
         ),
         (r#"{"not": 1}"#, r#"#: "not" is 1, expected a schema"#),
         (
@@ -337,9 +337,9 @@ fn an_error_in_a_schema_is_reported_with_its_location() {
         ),
         (
             r#"{"required": "a"}"#,
-            r#"#: "required" is "a", expected a list of names"#,
+            r#"#: "required" is "a", expected an array of names"#,
         ),
-        (r#"{"enum": {}}"#, r#"#: "enum" is {}, expected a list"#),
+        (r#"{"enum": {}}"#, r#"#: "enum" is {}, expected an array"#),
         (
             r#"{"uniqueItems": 1}"#,
             r#"#: "uniqueItems" is 1, expected true or false"#,

@@ -26,13 +26,13 @@ pub(super) fn as_json(json: impl fmt::Display) -> String {
     sanitize::json(&json.to_string())
 }
 
-/// The strings of a JSON list.
+/// The strings of a JSON array.
 pub(super) fn strings(list: &Value) -> impl Iterator<Item = &str> {
     let values = list.as_array().into_iter().flatten();
     values.filter_map(Value::as_str)
 }
 
-/// The strings of a JSON list, joined by commas.
+/// The strings of a JSON array, joined by commas.
 pub(super) fn words(list: &Value) -> String {
     plain(&strings(list).collect::<Vec<_>>().join(", "))
 }

@@ -60,7 +60,7 @@ impl From<&tokio_postgres::Error> for ContractError {
     }
 }
 
-/// Publishes contracts in one transaction, or returns what that would change (`dry_run`). `contracts`: a JSON list, as
+/// Publishes contracts in one transaction, or returns what that would change (`dry_run`). `contracts`: a JSON array, as
 /// `rouse.publish_contracts` takes it. The schema is created if it does not exist. With `complete`, the contracts of
 /// all other handlers that no worker has are removed.
 ///

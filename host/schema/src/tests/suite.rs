@@ -49,7 +49,7 @@ fn counts(dir: &Path, report: &mut String) -> Counts {
     for file in files {
         let name = file.file_name().unwrap_or_default().display().to_string();
         let text = fs::read_to_string(&file).expect("it is read");
-        let groups: Vec<Group<'_>> = serde_json::from_str(&text).expect("it is a list of groups");
+        let groups: Vec<Group<'_>> = serde_json::from_str(&text).expect("it is an array of groups");
         for group in groups {
             let schema = match schema(group.schema.get()) {
                 Ok(schema) => schema,

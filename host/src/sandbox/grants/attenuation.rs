@@ -44,12 +44,12 @@ struct Part {
 }
 
 impl Attenuation {
-    /// Parses a job's grants: an object, or a list of objects.
+    /// Parses a job's grants: an object, or an array of objects.
     ///
     /// # Errors
     /// A human-readable message with the reason why this host cannot enforce them.
     pub fn parse(json: &str) -> Result<Self, String> {
-        // Serde would read a list as the fields of a part in order.
+        // Serde would read an array as the fields of a part in order.
         let parts = match json.trim_start().starts_with('[') {
             true => serde_json::from_str::<Vec<Map<String, Value>>>(json),
             false => serde_json::from_str::<Map<String, Value>>(json).map(|part| vec![part]),

@@ -206,7 +206,7 @@ impl Manifest {
         .map_err(|error| format!("does not parse: {error}"))?;
         if written.handlers.is_empty() {
             return Err(
-                "lists no handlers; \"handlers\" must be a list of objects, each with a \"name\""
+                "lists no handlers; \"handlers\" must be an array of objects, each with a \"name\""
                     .into(),
             );
         }
