@@ -239,10 +239,10 @@ pub fn main() -> ExitCode {
     main_with(Vec::new())
 }
 
-/// Like [`main`], with middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one
+/// Like [`main`], with middleware around each attempt that `dev`, `serve` and `queue drain` run, the first one
 /// outermost (`examples/embed`). The process must do nothing else: the command sets up logs and signals, and starts the
 /// executable of the process to compile modules.
-pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
+pub fn main_with(middleware: Vec<Arc<dyn Middleware>>) -> ExitCode {
     let cli = Cli::parse();
     // First of all: the compiler limits its own resources, and threads of this process would count.
     if let Command::CompileModule(args) = &cli.command {
@@ -288,8 +288,8 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
-            Command::Dev(args) => dev::run(args, &jobs, middlewares).await,
-            Command::Serve(args) => serve::run(args, middlewares).await,
+            Command::Dev(args) => dev::run(args, &jobs, middleware).await,
+            Command::Serve(args) => serve::run(args, middleware).await,
             Command::Migrate(args) => migrate::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
@@ -298,7 +298,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Flow(args) => flow::run(args).await,
             Command::Schedule(args) => schedule::run(args).await,
             Command::Audit(args) => audit::run(args).await,
-            Command::Queue(args) => queue::run(args, middlewares).await,
+            Command::Queue(args) => queue::run(args, middleware).await,
             Command::Gate(args) => gate::run(args).await,
             Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,

@@ -1,6 +1,6 @@
 //! The worker connects store and sandbox: it claims jobs, runs their attempts and settles the outcomes.
 //!
-//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` →
+//! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middleware) → `RunEnd` → `Outcome` →
 //! settler. The other loops each have a file: the claimer, the slots, the settler, the leases, the wakeups, the
 //! heartbeats, the challenges, the progress, the log lines, the usage, the schedules and the maintenance. They share
 //! `Shared` and nothing else. `background.rs` starts the tasks that run alongside the claimer, and `shutdown.rs` has
@@ -105,8 +105,8 @@ pub struct Parts {
     pub catalog: Arc<Catalog>,
     /// The logins that run the SQL statements of handlers, by the table of `rouse.toml` that grants them.
     pub sql_logins: BTreeMap<String, Connector>,
-    /// The middlewares around each attempt, outermost first.
-    pub middlewares: Vec<Arc<dyn Middleware>>,
+    /// The middleware around each attempt, outermost first.
+    pub middleware: Vec<Arc<dyn Middleware>>,
 }
 
 /// The state that the loops of one worker share. Each field belongs to the file that defines its type.
@@ -185,7 +185,7 @@ impl Shared {
             slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
             leases: leases::Leases::new(registered, settings.intervals.silence),
             attempts: attempt::Attempts {
-                middlewares: meters.around(parts.middlewares),
+                middleware: meters.around(parts.middleware),
                 meters,
                 settlements,
                 space: Arc::new(Semaphore::new(settings.unsettled_limits.bytes as usize)),

@@ -113,9 +113,9 @@ async fn a_job_cancelled_before_the_response_to_its_claim_arrives_never_starts()
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
-    let (recording, middlewares) = recording();
+    let (recording, middleware) = recording();
     let parts = Parts {
-        middlewares,
+        middleware,
         ..proxy.parts(&db, sandbox(), catalog().await)
     };
     let worker = TestWorker::start_with(parts, Settings::default());

@@ -1,4 +1,4 @@
-//! Middlewares around each attempt, and the events of its transitions.
+//! Middleware around each attempt, and the events of its transitions.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::support::worker::{
 };
 use crate::support::{Host, TestDb, built, code_cache, folder, free_port, rouse_in};
 
-/// The actions of the middlewares, in order.
+/// The actions of the middleware, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
 
 fn note(notes: &Notes, event: String) {
@@ -84,7 +84,7 @@ impl Middleware for Hanging {
 }
 
 #[tokio::test]
-async fn a_middleware_that_never_ends_does_not_outlast_an_immediate_stop() {
+async fn middleware_that_never_ends_does_not_outlast_an_immediate_stop() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let entered = Arc::new(Notify::new());
@@ -138,7 +138,7 @@ async fn a_worker_whose_settler_has_ended_waits_for_its_attempts_before_it_unreg
 }
 
 #[tokio::test]
-async fn middlewares_nest_in_their_order_and_see_how_the_run_ended() {
+async fn middleware_nests_in_order_and_sees_how_the_run_ended() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let notes = Notes::default();
@@ -190,7 +190,7 @@ async fn a_middleware_can_end_the_attempt_without_a_guest() {
 }
 
 #[tokio::test]
-async fn a_middleware_that_panics_loses_only_the_attempt() {
+async fn middleware_that_panics_loses_only_the_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
@@ -531,7 +531,7 @@ async fn a_host_that_cannot_read_the_audit_outbox_keeps_working() {
 
 /// `examples/embed`: a custom middleware, with the command line and the settings of the shipped binary.
 #[tokio::test]
-async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
+async fn a_program_of_twenty_lines_adds_middleware_to_the_rouse_command() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;

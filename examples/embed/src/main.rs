@@ -1,4 +1,4 @@
-//! The `rouse` command with all its subcommands and settings, and a middleware around each attempt.
+//! The `rouse` command with all its subcommands and settings, and middleware around each attempt.
 
 use std::process::ExitCode;
 use std::sync::Arc;

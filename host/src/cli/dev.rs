@@ -55,7 +55,7 @@ pub(super) struct Args {
 pub(super) async fn run(
     args: Args,
     jobs: &Jobs,
-    middlewares: Vec<Arc<dyn Middleware>>,
+    middleware: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
     // Read the settings first: a mistake in them leaves nothing behind.
@@ -73,7 +73,7 @@ pub(super) async fn run(
         return Ok(ExitCode::SUCCESS);
     };
     let done = tokio::select! {
-        done = serve(&args, &private, written, signals, jobs, middlewares) => done,
+        done = serve(&args, &private, written, signals, jobs, middleware) => done,
         error = private.died() => Err(error),
     };
     jobs.end();
@@ -90,7 +90,7 @@ async fn serve(
     written: Written,
     mut signals: Signals,
     jobs: &Jobs,
-    middlewares: Vec<Arc<dyn Middleware>>,
+    middleware: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<()> {
     let prepare = Host::prepare(&args.host, written, &args.http, Tokenless::ThisMachine);
     let Some(host) = signals.unless(prepare).await else {
@@ -122,7 +122,7 @@ async fn serve(
         jobs.print(args.json)
             .context("start the thread that prints the ends of jobs")
     };
-    let mut working = pin!(host.work(Some(databases), signals, middlewares));
+    let mut working = pin!(host.work(Some(databases), signals, middleware));
     tokio::select! {
         done = &mut working => return done,
         ready = ready => ready?,

@@ -336,7 +336,7 @@ impl Host {
         self,
         databases: Option<Databases>,
         signals: Signals,
-        middlewares: Vec<Arc<dyn Middleware>>,
+        middleware: Vec<Arc<dyn Middleware>>,
     ) -> anyhow::Result<()> {
         let stop = self.stop;
         let traces = self.settings.traces.clone();
@@ -413,7 +413,7 @@ impl Host {
                     sandbox: self.sandbox,
                     catalog: self.catalog,
                     sql_logins: self.sql_logins,
-                    middlewares,
+                    middleware,
                 };
                 // On a worker thread of the runtime: from the main thread, each claim would change threads twice.
                 let worker = worker::run(self.settings, parts, health, stop.child());

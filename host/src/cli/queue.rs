@@ -223,12 +223,12 @@ impl Args {
 /// Runs the subcommand.
 pub(super) async fn run(
     args: Args,
-    middlewares: Vec<Arc<dyn Middleware>>,
+    middleware: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
     match args.operation {
         None => ls(args.list).await,
         Some(Operation::Ls(args)) => ls(args).await,
-        Some(Operation::Drain(args)) => drain::run(args, middlewares).await,
+        Some(Operation::Drain(args)) => drain::run(args, middleware).await,
         Some(Operation::Purge(args)) => purge(args).await,
         Some(Operation::Pause(args)) => pause(args).await,
         Some(Operation::Resume(args)) => resume(args).await,

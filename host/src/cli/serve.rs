@@ -43,7 +43,7 @@ pub(super) struct Args {
 /// Serves until a signal.
 pub(super) async fn run(
     args: Args,
-    middlewares: Vec<Arc<dyn Middleware>>,
+    middleware: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
     let Some(started) = signals.unless(start(&args)).await else {
@@ -51,7 +51,7 @@ pub(super) async fn run(
         return Ok(ExitCode::SUCCESS);
     };
     let (host, databases) = started?;
-    host.work(databases, signals, middlewares).await?;
+    host.work(databases, signals, middleware).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,7 +4,7 @@
 //!
 //! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload was read, resolves
 //!    the policy, attenuates the grants and starts renewing the lease.
-//! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
+//! 2. [`run_in_sandbox`] runs the guest within the middleware, and returns a `RunReport`, which says how the run
 //!    ended: a `RunEnd`. After an abort (a cancellation, a lost lease, the run timeout, a shutdown), that is
 //!    `RunEnd::Aborted`, whatever the guest returns.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`, or returns the reason why the attempt has lost its job.
@@ -47,8 +47,8 @@ use crate::traces::{AttemptTrace, TracedJob};
 
 /// The state that all attempts of one worker share.
 pub(super) struct Attempts {
-    /// The middlewares around each attempt, outermost first.
-    pub(super) middlewares: Vec<Arc<dyn Middleware>>,
+    /// The middleware around each attempt, outermost first.
+    pub(super) middleware: Vec<Arc<dyn Middleware>>,
     pub(super) meters: Meters,
     /// The channel to the settler.
     pub(super) settlements: mpsc::Sender<Unsettled>,
@@ -329,7 +329,7 @@ async fn start_lease(
     Ok((Arc::new(journal), abort))
 }
 
-/// Runs the guest within its run timeout, and both within the middlewares, whose own time does not count towards it.
+/// Runs the guest within its run timeout, and both within the middleware, whose own time does not count towards it.
 async fn run_in_sandbox(
     shared: &Shared,
     claim: &Claim,
@@ -362,7 +362,7 @@ async fn run_in_sandbox(
     };
     let context = claim.event_context(shared, &handler.manifest.name);
     let run = Box::pin(policy.run_with_timeout(run, abort));
-    let report = Next::new(&shared.attempts.middlewares, &info, run)
+    let report = Next::new(&shared.attempts.middleware, &info, run)
         .run()
         .await;
     journal.close(matches!(report.end, RunEnd::Suspended(_)));
@@ -556,7 +556,7 @@ fn unsettled(
 ) -> Unsettled {
     let job = &claim.job;
     let is_bound = details.is_some() && meters.handler != claim.lane.handler;
-    // A guest that has succeeded may still fail, without its jobs: its result may not be JSON, or a middleware may have
+    // A guest that has succeeded may still fail, without its jobs: its result may not be JSON, or middleware may have
     // changed the end of the run.
     let jobs = details
         .as_mut()

@@ -121,7 +121,7 @@ impl Meters {
         }
     }
 
-    /// Wraps Rouse's own middlewares around these.
+    /// Wraps Rouse's own middleware around this.
     pub(super) fn around(&self, inner: Vec<Arc<dyn Middleware>>) -> Vec<Arc<dyn Middleware>> {
         let metered = Metered {
             running: self.running.clone(),

@@ -1,4 +1,4 @@
-//! Middlewares, which wrap each attempt.
+//! Middleware, which wraps each attempt.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,13 +16,12 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 /// A wrapper around each attempt. It is called before the sandbox, awaits [`Next`], and gets the [`RunReport`] before
 /// the outcome of the job is decided.
 ///
-/// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's
-/// own middlewares, for traces and metrics, wrap all of them. The run timeout and the abort signal act on the sandbox,
-/// inside all middlewares. Their own time counts neither for the run timeout nor in [`RunReport::wall`] and the metric
-/// `rouse_attempt_seconds`. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If
-/// a middleware panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they
-/// must not block. The lease is renewed while they run, so one that never ends keeps its slot forever, and a host that
-/// stops waits for it until a second signal.
+/// Middleware nests in the order of [`Parts::middleware`](super::Parts::middleware), the first one outermost. Rouse's
+/// own middleware, for traces and metrics, wraps all of it. The run timeout and the abort signal act on the sandbox,
+/// inside all middleware. Middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If
+/// middleware panics, the attempt is lost, as if its host had died. Middleware runs on the guest threads, so it must not
+/// block. The lease is renewed while it runs, so middleware that never ends keeps its slot forever, and a host that stops
+/// waits for it until a second signal.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};
@@ -47,7 +46,7 @@ pub trait Middleware: Send + Sync {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a>;
 }
 
-/// Information about an attempt, for middlewares. Times are by the database's clock.
+/// Information about an attempt, for middleware. Times are by the database's clock.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct AttemptInfo<'a> {
@@ -76,7 +75,7 @@ pub struct AttemptInfo<'a> {
     pub worker_id: &'a str,
 }
 
-/// The remaining middlewares, with the sandbox inside them.
+/// The remaining middleware, with the sandbox inside it.
 pub struct Next<'a> {
     left: &'a [Arc<dyn Middleware>],
     attempt: &'a AttemptInfo<'a>,
@@ -85,18 +84,18 @@ pub struct Next<'a> {
 
 impl<'a> Next<'a> {
     pub(super) fn new(
-        middlewares: &'a [Arc<dyn Middleware>],
+        middleware: &'a [Arc<dyn Middleware>],
         attempt: &'a AttemptInfo<'a>,
         sandbox: Running<'a>,
     ) -> Self {
         Self {
-            left: middlewares,
+            left: middleware,
             attempt,
             sandbox,
         }
     }
 
-    /// Runs the attempt through the remaining middlewares.
+    /// Runs the attempt through the remaining middleware.
     pub fn run(self) -> Running<'a> {
         match self.left.split_first() {
             None => self.sandbox,

@@ -77,7 +77,7 @@ pub(super) async fn abort_attempts(shared: &Shared) {
 }
 
 /// Waits until it is certain that no guest is running after an immediate stop. An attempt that is still left then is,
-/// for instance, in a middleware that never ends.
+/// for instance, in middleware that never ends.
 async fn attempts_have_had_their_time(shared: &Shared) {
     shared.stop.now.cancelled().await;
     let grace = shared.leases.longest_grace();

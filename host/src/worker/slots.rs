@@ -274,7 +274,7 @@ async fn serve(shared: Arc<Shared>) {
 }
 
 /// Frees a slot if its task ends in the middle of an attempt because something panicked outside [`Sandbox::run`], such
-/// as a middleware. The attempt is then lost. After a panic within [`Sandbox::run`], the attempt is retried, and
+/// as middleware. The attempt is then lost. After a panic within [`Sandbox::run`], the attempt is retried, and
 /// counts.
 ///
 /// [`Sandbox::run`]: crate::sandbox::Sandbox::run

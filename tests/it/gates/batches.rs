@@ -420,7 +420,7 @@ async fn a_batch_that_ends_for_a_job_which_it_has_not_lost_runs_one_by_one() {
         sandbox: sandbox(),
         catalog: catalog().await,
         sql_logins: BTreeMap::new(),
-        middlewares: vec![Arc::new(Pretends::default())],
+        middleware: vec![Arc::new(Pretends::default())],
     };
     let worker = TestWorker::start_with(parts, Settings::default());
     until_true(

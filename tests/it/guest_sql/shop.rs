@@ -99,7 +99,7 @@ impl Shop {
             sandbox,
             catalog,
             sql_logins: [("sql.*".to_owned(), login)].into(),
-            middlewares: Vec::new(),
+            middleware: Vec::new(),
         }
     }
 

@@ -73,7 +73,7 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
     let proxy = Proxy::start(&db).await;
     let (ran, mut has_run) = watch::channel(0);
     let parts = Parts {
-        middlewares: vec![Arc::new(Counting(ran))],
+        middleware: vec![Arc::new(Counting(ran))],
         ..proxy.parts(&db, sandbox(), catalog().await)
     };
     let small = Settings {

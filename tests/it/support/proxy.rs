@@ -209,7 +209,7 @@ impl Proxy {
             sandbox,
             catalog,
             sql_logins: BTreeMap::new(),
-            middlewares: Vec::new(),
+            middleware: Vec::new(),
         }
     }
 

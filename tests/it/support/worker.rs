@@ -117,16 +117,16 @@ impl TestWorker {
             sandbox: sandbox(),
             catalog,
             sql_logins: BTreeMap::new(),
-            middlewares: Vec::new(),
+            middleware: Vec::new(),
         };
         Self::start_with(parts, settings)
     }
 
-    /// Starts a worker with all guests and with these middlewares.
+    /// Starts a worker with all guests and with this middleware.
     pub(crate) async fn start_with_middlewares(
         db: &TestDb,
         settings: Settings,
-        middlewares: Vec<Arc<dyn Middleware>>,
+        middleware: Vec<Arc<dyn Middleware>>,
     ) -> Self {
         let parts = Parts {
             store: db.store(),
@@ -134,7 +134,7 @@ impl TestWorker {
             sandbox: sandbox(),
             catalog: catalog().await,
             sql_logins: BTreeMap::new(),
-            middlewares,
+            middleware,
         };
         Self::start_with(parts, settings)
     }
@@ -152,7 +152,7 @@ impl TestWorker {
             sandbox,
             catalog,
             sql_logins: BTreeMap::new(),
-            middlewares: Vec::new(),
+            middleware: Vec::new(),
         };
         Self::start_with(parts, settings)
     }

@@ -120,7 +120,7 @@ async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
         sandbox: sandbox(),
         catalog: catalog().await,
         sql_logins: Default::default(),
-        middlewares: Vec::new(),
+        middleware: Vec::new(),
     };
     let health = Health {
         ends: ends.clone(),

@@ -96,10 +96,10 @@ fn lease(text: &str) -> Result<Number, String> {
 /// Drains the queue, and prints a summary.
 pub(super) async fn run(
     args: Args,
-    middlewares: Vec<Arc<dyn Middleware>>,
+    middleware: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
     let signals = Signals::install()?;
-    match drain(&args, signals, middlewares).await {
+    match drain(&args, signals, middleware).await {
         Ok(code) => Ok(code),
         Err(error) => {
             telemetry::line(&error_line(format_args!("{error:#}")));
@@ -111,7 +111,7 @@ pub(super) async fn run(
 async fn drain(
     args: &Args,
     mut signals: Signals,
-    middlewares: Vec<Arc<dyn Middleware>>,
+    middleware: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
     let Some(prepared) = signals.unless(prepare(args)).await else {
         return Ok(ExitCode::from(EXIT_INTERRUPTED));
@@ -120,7 +120,7 @@ async fn drain(
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
     let done = match work {
-        Some(work) => work.until_empty(&mut summary, signals, middlewares).await,
+        Some(work) => work.until_empty(&mut summary, signals, middleware).await,
         None => Ok(()),
     };
     let text = match args.json {
@@ -250,7 +250,7 @@ impl Work {
         self,
         summary: &mut Summary,
         signals: Signals,
-        middlewares: Vec<Arc<dyn Middleware>>,
+        middleware: Vec<Arc<dyn Middleware>>,
     ) -> anyhow::Result<()> {
         let (health, stop) = (Health::default(), Stop::default());
         tokio::spawn(signals.stop(stop.clone()));
@@ -260,7 +260,7 @@ impl Work {
             sandbox: self.sandbox.clone(),
             catalog: self.catalog.clone(),
             sql_logins: self.sql_logins.clone(),
-            middlewares,
+            middleware,
         };
         let mut worker = tokio::spawn(worker::run(
             self.settings.clone(),
