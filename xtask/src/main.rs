@@ -73,7 +73,7 @@ enum Command {
         cargo xtask package                  a release: compiles everything once more, with link-time optimisation\n  \
         cargo xtask package --profile dev    packages the binary of the tests in seconds, to try the package")]
     Package(package::Options),
-    /// Take the screenshots for the README with headless Chromium
+    /// Take the screenshots for the README and the guides with headless Chromium
     Screenshots,
     /// Run benchmarks, each on a private Postgres with fsync on; `cargo xtask bench --help` lists them
     #[command(disable_help_flag = true)]

@@ -1,4 +1,5 @@
-//! `cargo xtask screenshots`: the screenshots in the README, taken from a dashboard with the jobs of the demo.
+//! `cargo xtask screenshots`: the screenshots in the README and the guides, taken from a dashboard with the jobs of the
+//! demo.
 
 use std::fs;
 use std::net::TcpListener;
