@@ -163,7 +163,7 @@ async fn middleware_nests_in_order_and_sees_how_the_run_ended() {
 }
 
 #[tokio::test]
-async fn the_time_of_a_run_does_not_include_that_of_middlewares() {
+async fn the_time_of_a_run_does_not_include_that_of_middleware() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let notes = Notes::default();
@@ -176,7 +176,7 @@ async fn the_time_of_a_run_does_not_include_that_of_middlewares() {
 }
 
 #[tokio::test]
-async fn a_middleware_can_end_the_attempt_without_a_guest() {
+async fn middleware_can_end_the_attempt_without_a_guest() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let substitute = Substitute(Some(RunEnd::Returned(b"\"not the guest\"".to_vec())));
