@@ -137,20 +137,10 @@ CREATE TABLE rouse.gate_key (
 
 -- For gates that count running jobs: each running job behind the gate has a lease that ends at this time or later. So a
 -- claim does not read the index entries that a transaction which is open all day keeps for jobs that have ended. A gate
--- without a row has no such time. The empty name: all running jobs, for rouse.maintain_lanes.
+-- without a row has no such time.
 CREATE TABLE rouse.lease_floor (
     gate        text COLLATE "C" PRIMARY KEY,
     lease_until timestamptz NOT NULL
-);
-
--- Where rouse.maintain_lanes and rouse.recover_direct start to read a lane: queued jobs have later turns, or, while they
--- wait, this available_at or a later one. So they do not read the index entries that a transaction which is open all
--- day keeps for jobs that have left the lane. A lane without a row is read from its start, and so are all lanes by
--- claims. A job that is committed late may be below the floor: rouse.reread_lanes finds it.
-CREATE TABLE rouse.lane_floor (
-    lane         bigint PRIMARY KEY,
-    turn         bigint NOT NULL,
-    available_at timestamptz NOT NULL
 );
 
 -- The lease of a worker on its shards of a queue (functions/shards.sql). A claim locks the row until it commits.
@@ -418,8 +408,8 @@ CREATE INDEX job_ready ON rouse.job (lane, turn) WHERE state = 'queued' AND turn
 CREATE INDEX job_source ON rouse.job (lane, source, turn) WHERE state = 'queued' AND turn IS NOT NULL AND source IS NOT NULL;
 -- Serves promotion: the next due jobs, without those that wait for others.
 CREATE INDEX job_due ON rouse.job (available_at) WHERE state = 'queued' AND turn IS NULL AND blockers IS NULL;
--- Serves the count of scheduled and waiting jobs, for each lane. In the order of time, for rouse.lane_floor.
-CREATE INDEX job_waiting ON rouse.job (lane, available_at) WHERE state = 'queued' AND turn IS NULL;
+-- Serves the count of scheduled and waiting jobs, for each lane.
+CREATE INDEX job_waiting ON rouse.job (lane) WHERE state = 'queued' AND turn IS NULL;
 -- Serves adoption: leases that have ended.
 CREATE INDEX job_lease ON rouse.job (lease_until) WHERE state = 'running';
 -- Null tenants count as equal.

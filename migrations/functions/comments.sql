@@ -226,8 +226,6 @@ COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions, stale progress and stale usage.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS
     'Closes lanes that have had no job for a day and removes those that nothing refers to.';
-COMMENT ON FUNCTION rouse.reread_lanes IS
-    'Gives new turns to jobs that were committed late, below the floors of their lanes, and returns where to continue.';
 COMMENT ON FUNCTION rouse.recover_direct IS
     'Moves jobs from the inboxes of workers that no longer take them to shared lanes.';
 COMMENT ON FUNCTION rouse.maintain_dependencies IS

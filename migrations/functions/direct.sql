@@ -147,9 +147,7 @@ $$;
 -- the end, in their order, and those that wait as they are. Returns the number of moved jobs, the number of these that
 -- had been ready for more than a day, and where it has stopped: the inbox, and the last turn that it has read there;
 -- null: at the end. In inbox p_inbox it starts after p_turn: given the position at which the last call stopped, it does
--- not read again the index entries of the moved jobs, which an open transaction keeps. In other inboxes it starts at
--- their floors (rouse.lane_floor), which a call raises if it has moved p_wanted jobs: so later rounds do not read those
--- entries either.
+-- not read again the index entries of the moved jobs, which an open transaction keeps.
 --
 -- One call at a time for each inbox: it locks the row in the catalog, and others skip the inbox. Skips rows that
 -- another transaction has locked; each row is checked again under its lock, so two calls never move the same job.
@@ -161,21 +159,18 @@ DECLARE
     at     timestamptz := clock_timestamp();
     inbox  bigint;
     shared bigint;
-    low    record;
     batch  record;
 BEGIN
     moved := 0;
     late := 0;
     FOREACH inbox IN ARRAY p_inboxes LOOP
         EXIT WHEN moved >= p_wanted;
-        low := rouse._lane_floor(inbox);
         last_inbox := inbox;
-        last_turn := CASE WHEN inbox = p_inbox THEN greatest(p_turn, low.turn) ELSE low.turn END;
+        last_turn := CASE WHEN inbox = p_inbox THEN p_turn ELSE '-9223372036854775808'::bigint END;
         PERFORM FROM rouse.job AS j
         WHERE j.lane = inbox AND j.turn > last_turn AND j.state = 'queued' AND j.turn IS NOT NULL ORDER BY j.turn LIMIT 1;
         IF NOT FOUND THEN
-            PERFORM FROM rouse.job AS j
-            WHERE j.lane = inbox AND j.available_at >= low.available_at AND j.state = 'queued' AND j.turn IS NULL LIMIT 1;
+            PERFORM FROM rouse.job AS j WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NULL LIMIT 1;
             CONTINUE WHEN NOT FOUND;
         END IF;
         PERFORM FROM rouse.lane AS l WHERE l.id = inbox FOR NO KEY UPDATE SKIP LOCKED;
@@ -199,17 +194,13 @@ BEGIN
         late := late + batch.late;
         last_turn := coalesce(batch.turn, last_turn);
         WITH waiting AS MATERIALIZED (
-            SELECT j.id, j.available_at FROM rouse.job AS j
-            WHERE j.lane = inbox AND j.available_at >= low.available_at AND j.state = 'queued' AND j.turn IS NULL
-            ORDER BY j.available_at LIMIT p_wanted - moved FOR NO KEY UPDATE SKIP LOCKED),
+            SELECT j.id FROM rouse.job AS j
+            WHERE j.lane = inbox AND j.state = 'queued' AND j.turn IS NULL
+            LIMIT p_wanted - moved FOR NO KEY UPDATE SKIP LOCKED),
         done AS (
             UPDATE rouse.job AS j SET lane = shared FROM waiting AS w WHERE j.id = ANY (ARRAY[w.id]) RETURNING j.id)
-        SELECT count(*) AS jobs, (SELECT max(w.available_at) FROM waiting AS w) AS available_at INTO batch FROM done AS d;
+        SELECT count(*) AS jobs INTO batch FROM done AS d;
         moved := moved + batch.jobs;
-        -- Not with each call: each change leaves a version.
-        IF moved >= p_wanted AND (last_turn >= low.turn + 100000 OR batch.available_at > low.available_at) THEN
-            PERFORM rouse._raise_lane_floor(inbox, last_turn, coalesce(batch.available_at, '-infinity'));
-        END IF;
     END LOOP;
     IF moved < p_wanted THEN
         last_inbox := NULL;
@@ -241,10 +232,9 @@ $$;
 -- the number of these that had been ready for more than a day, and where to continue at once: the inbox and the turn
 -- for p_inbox and p_turn of the next call; null: there is no more. Both are null in the first call. Any worker may call
 -- it at any time, including at the same time as others: an inbox that another call is emptying is left out, and so is a
--- job that another call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs above its floor
--- (rouse.lane_floor). An inbox that was closed more than a day ago is left out: only a transaction that was open for
--- that long can leave a job in it, and then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and
--- job_waiting.
+-- job that another call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs. An inbox that
+-- was closed more than a day ago is left out: only a transaction that was open for that long can leave a job in it, and
+-- then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
 CREATE OR REPLACE FUNCTION rouse.recover_direct(
     p_worker bigint, p_key bytea, p_wanted integer, p_inbox bigint, p_turn bigint,
     OUT moved integer, OUT late integer, OUT inbox bigint, OUT turn bigint)
@@ -273,16 +263,13 @@ BEGIN
         FROM (SELECT DISTINCT i.queue, i.handler, i.tags FROM inboxes AS i) AS k CROSS JOIN LATERAL rouse._takers(k.queue, k.handler, k.tags) AS t)
     SELECT array_agg(i.id ORDER BY i.priority, i.id) INTO inboxes
     FROM inboxes AS i JOIN takers AS t ON t.queue = i.queue AND t.handler = i.handler AND t.tags = i.tags
-    LEFT JOIN LATERAL (SELECT f.turn, f.available_at FROM rouse.lane_floor AS f WHERE f.lane = i.id LIMIT 1) AS f ON true
     WHERE NOT i.worker = ANY (coalesce(t.workers, '{}'))
       AND (p_inbox IS NULL OR (i.priority, i.id) >= (SELECT p.priority, p.id FROM inboxes AS p WHERE p.id = p_inbox))
       -- Handled later, after the jobs that were moved. Not EXISTS: a plan could then read all queued jobs, and compare
       -- their lanes.
       AND (i.id = p_inbox
-           OR (SELECT true FROM rouse.job AS j
-               WHERE j.lane = i.id AND j.turn > coalesce(f.turn, '-9223372036854775808') AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1)
-           OR (SELECT true FROM rouse.job AS j
-               WHERE j.lane = i.id AND j.available_at >= coalesce(f.available_at, '-infinity') AND j.state = 'queued' AND j.turn IS NULL LIMIT 1));
+           OR (SELECT true FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1)
+           OR (SELECT true FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 1));
     IF inboxes IS NOT NULL THEN
         SELECT m.moved, m.late, m.last_inbox, m.last_turn
         INTO recover_direct.moved, recover_direct.late, recover_direct.inbox, recover_direct.turn

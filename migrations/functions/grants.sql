@@ -51,7 +51,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
     rouse.module_schedules, rouse.put_module_schedule, rouse.delete_module_schedule, rouse.declare_gates,
-    rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.reread_lanes, rouse.maintain_dependencies,
+    rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies,
     rouse.maintain_signals, rouse.maintain_flows, rouse.maintain_gate_keys
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.gate, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
@@ -67,7 +67,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the privileges of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._by, rouse._count_flow TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.gate, rouse.gate_key, rouse.lease_floor, rouse.lane_floor, rouse.shard, rouse.shard_lease, rouse.lane, rouse.limits, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.gate, rouse.gate_key, rouse.lease_floor, rouse.shard, rouse.shard_lease, rouse.lane, rouse.limits, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.contract, rouse.contract_version, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.schedules, rouse.queue_settings, rouse.queues, rouse.gates, rouse.backlog, rouse.workers, rouse.handlers, rouse.contracts, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;

@@ -223,70 +223,13 @@ BEGIN
 END
 $$;
 
--- Where to start to read a lane: after this turn, and at this time (rouse.lane_floor). Served by lane_floor_pkey.
-CREATE OR REPLACE FUNCTION rouse._lane_floor(p_lane bigint, OUT turn bigint, OUT available_at timestamptz)
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    SELECT f.turn, f.available_at INTO _lane_floor.turn, _lane_floor.available_at FROM rouse.lane_floor AS f WHERE f.lane = p_lane;
-    turn := coalesce(turn, '-9223372036854775808');
-    available_at := coalesce(available_at, '-infinity');
-END
-$$;
-
--- Raises the floor of a lane, below which the caller has seen no job. It stays 100,000 turns and 10 minutes behind, so
--- that jobs of shorter transactions are not below it when they are committed.
-CREATE OR REPLACE FUNCTION rouse._raise_lane_floor(p_lane bigint, p_turn bigint, p_available_at timestamptz) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO rouse.lane_floor AS f (lane, turn, available_at)
-    VALUES (p_lane, least(p_turn, (SELECT s.last_value - 100000 FROM rouse.turn_seq AS s)),
-            least(p_available_at, clock_timestamp() - interval '10 minutes'))
-    ON CONFLICT (lane) DO UPDATE
-    SET turn = greatest(f.turn, excluded.turn), available_at = greatest(f.available_at, excluded.available_at)
-    WHERE excluded.turn > f.turn OR excluded.available_at > f.available_at;
-END
-$$;
-
--- The number of entries of job_ready and job_waiting that this transaction has read so far. If the server does not
--- count them (track_counts), it stays 0, and all lanes are read from their start.
-CREATE OR REPLACE FUNCTION rouse._entries_read() RETURNS bigint
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN pg_stat_get_xact_tuples_returned('rouse.job_ready'::regclass) + pg_stat_get_xact_tuples_returned('rouse.job_waiting'::regclass);
-END
-$$;
-
--- A time at which, or after which, the leases of all running jobs end (rouse.lease_floor): it is raised to a minute
--- ago, or to the lease of the first orphan. Served by job_lease.
-CREATE OR REPLACE FUNCTION rouse._raise_floor_of_leases(p_at timestamptz) RETURNS timestamptz
-LANGUAGE plpgsql AS $$
-DECLARE
-    oldest timestamptz := rouse._lease_floor('{""}', p_at);
-    newer  timestamptz := p_at - interval '1 minute';
-BEGIN
-    IF oldest >= newer - interval '1 minute' THEN
-        RETURN oldest;
-    END IF;
-    newer := coalesce((
-        SELECT j.lease_until FROM rouse.job AS j
-        WHERE j.state = 'running' AND j.lease_until >= oldest AND j.lease_until < newer
-        ORDER BY j.lease_until LIMIT 1), newer);
-    IF newer > oldest THEN
-        INSERT INTO rouse.lease_floor AS f (gate, lease_until) VALUES ('', newer)
-        ON CONFLICT (gate) DO UPDATE SET lease_until = excluded.lease_until;
-    END IF;
-    RETURN newer;
-END
-$$;
-
 -- Closes lanes in which the calls of this function have found no job for a day (inboxes of workers that have ended: for
 -- two hours), reopens closed lanes in which a job has appeared, and removes unreferenced rows; returns the number of
 -- lanes closed, reopened and removed. Also repairs the copies of contracts (rouse._copy_contracts) and of the values by
 -- which lanes are divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with the time of
 -- their last use. Neither producers nor workers wait for it. Only one call runs at a time: another call returns at
 -- once, as does any call while the table is being vacuumed. Reads the whole catalog, and checks whether each lane has
--- jobs above its floor (rouse.lane_floor): served by job_ready, job_waiting and job_lease. A call that has read many
--- entries of jobs that have left their lanes raises the floors, so that each entry is read about once.
+-- jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -295,13 +238,6 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at        timestamptz := clock_timestamp();
     kept_from timestamptz;
-    leases    timestamptz;
-    -- Read before the jobs: all jobs with later turns are above the new floors.
-    last_turn bigint := (SELECT s.last_value FROM rouse.turn_seq AS s);
-    entries   bigint;
-    -- Of each lane: whether it is closed; the turn of its first ready job; if there is none, the time of the first one
-    -- that waits.
-    lanes     record;
 BEGIN
     PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     closed := 0;
@@ -314,29 +250,16 @@ BEGIN
             RETURN;
     END;
 
-    leases := rouse._raise_floor_of_leases(at);
-    entries := rouse._entries_read();
-    SELECT array_agg(l.id) AS ids, array_agg(l.is_closed) AS closed, array_agg(ready.turn) AS turns, array_agg(waiting.available_at) AS times
-    INTO lanes
-    FROM (SELECT a.id, bool_and(a.closed_at IS NOT NULL) AS is_closed FROM rouse.lane AS a GROUP BY a.id) AS l
-    LEFT JOIN LATERAL (SELECT f.turn, f.available_at FROM rouse.lane_floor AS f WHERE f.lane = l.id LIMIT 1) AS f ON true
-    -- With LIMIT, a lookup for each lane: otherwise, a plan could read all queued jobs and compare their lanes.
-    LEFT JOIN LATERAL (
-        SELECT j.turn FROM rouse.job AS j
-        WHERE j.lane = l.id AND j.turn > coalesce(f.turn, '-9223372036854775808') AND j.state = 'queued' AND j.turn IS NOT NULL
-        ORDER BY j.turn LIMIT 1) AS ready ON true
-    LEFT JOIN LATERAL (
-        SELECT j.available_at FROM rouse.job AS j
-        WHERE ready.turn IS NULL AND j.lane = l.id AND j.available_at >= coalesce(f.available_at, '-infinity') AND j.state = 'queued' AND j.turn IS NULL
-        ORDER BY j.available_at LIMIT 1) AS waiting ON true;
-    entries := rouse._entries_read() - entries;
-
     WITH running AS MATERIALIZED (
-        SELECT DISTINCT j.lane FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= leases),
+        SELECT DISTINCT j.lane FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'),
     live AS MATERIALIZED (
-        SELECT l.id, l.is_closed
-        FROM unnest(lanes.ids, lanes.closed, lanes.turns, lanes.times) AS l(id, is_closed, turn, available_at)
-        WHERE l.turn IS NOT NULL OR l.available_at IS NOT NULL OR EXISTS (SELECT FROM running AS r WHERE r.lane = l.id)),
+        SELECT l.id, bool_and(l.closed_at IS NOT NULL) AS is_closed
+        FROM rouse.lane AS l
+        GROUP BY l.id
+        -- Without EXISTS: with it, a plan could read all queued jobs and compare their lanes.
+        HAVING (SELECT true FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1)
+            OR (SELECT true FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 1)
+            OR EXISTS (SELECT FROM running AS r WHERE r.lane = l.id)),
     seen AS (
         -- A new position in the catalog makes workers reread lanes that they have dropped.
         UPDATE rouse.lane AS l
@@ -356,15 +279,14 @@ BEGIN
     GET DIAGNOSTICS closed = ROW_COUNT;
 
     -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. In
-    -- addition, all transactions that may have found the lane open must have ended, and it was read from its start.
+    -- addition, all transactions that may have found the lane open must have ended.
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt');
     WITH gone AS (
         DELETE FROM rouse.lane AS l
         WHERE l.closed_at IS NOT NULL
           -- Without EXISTS: with it, a plan could read all open lanes for each closed one.
           AND (l.id IN (SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL)
-               OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid)
-                  AND (SELECT f.lane FROM rouse.lane_floor AS f WHERE f.lane = l.id) IS NULL)
+               OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
         RETURNING l.queue, l.used_at),
     -- The queue stays in the catalog, with the time of its last use.
     kept AS (
@@ -374,82 +296,5 @@ BEGIN
     SELECT count(*) INTO removed FROM gone;
     PERFORM rouse._copy_contracts();
     PERFORM rouse._divide_lanes(NULL);
-    -- Last, because rouse.recover_direct locks the row of an inbox before its floor. Each change leaves a version, so
-    -- the number of entries has to be worth a change for each lane.
-    IF entries > 1000 + 20 * cardinality(lanes.ids) THEN
-        PERFORM rouse._raise_lane_floor(
-            l.id, coalesce(l.turn - 1, last_turn), CASE WHEN l.turn IS NULL THEN coalesce(l.available_at, at) ELSE '-infinity' END)
-        FROM unnest(lanes.ids, lanes.turns, lanes.times) AS l(id, turn, available_at);
-    END IF;
-END
-$$;
-
--- Rereads lanes below their floors (rouse.lane_floor): a ready job that was committed late gets a new turn, so that it
--- is above the floor. One that waits gets a new turn anyway, when it is ready. Deletes the floors of lanes that have few
--- entries below them: then the transaction that kept the others has ended. Returns the number of jobs with new turns,
--- and where to continue: the lane and the turn for p_lane and p_turn of the next call; null: there is no more. Both are
--- null in the first call. A call takes about two seconds; it reads the turns of a lane in ranges, from the last one
--- downwards, because a range of a million turns has at most about a million entries. Served by job_ready, job_waiting
--- and lane_floor_pkey.
-CREATE OR REPLACE FUNCTION rouse.reread_lanes(
-    p_worker bigint, p_key bytea, p_lane bigint, p_turn bigint, OUT late integer, OUT lane bigint, OUT turn bigint)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
-#variable_conflict use_column
-DECLARE
-    until    timestamptz := clock_timestamp() + interval '2 seconds';
-    low      record;
-    entries  bigint;
-    -- True if this call reads everything below the floor.
-    is_whole boolean;
-    -- Turns up to this one, and times before this one, have not been read yet.
-    upto     bigint;
-    before   timestamptz;
-    since    timestamptz;
-    jobs     integer;
-BEGIN
-    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
-    late := 0;
-    FOR low IN
-        SELECT f.lane, f.turn, f.available_at FROM rouse.lane_floor AS f
-        WHERE f.lane >= coalesce(p_lane, '-9223372036854775808') ORDER BY f.lane
-    LOOP
-        entries := rouse._entries_read();
-        is_whole := low.lane IS DISTINCT FROM p_lane OR p_turn >= low.turn;
-        upto := CASE WHEN is_whole THEN low.turn ELSE least(low.turn, p_turn) END;
-        WHILE upto > 0 LOOP
-            IF clock_timestamp() > until THEN
-                lane := low.lane;
-                turn := upto;
-                RETURN;
-            END IF;
-            WITH late AS MATERIALIZED (
-                SELECT j.id FROM rouse.job AS j
-                WHERE j.lane = low.lane AND j.turn > upto - 1000000 AND j.turn <= upto AND j.state = 'queued' AND j.turn IS NOT NULL
-                ORDER BY j.turn LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED),
-            turns AS MATERIALIZED (
-                SELECT l.id, nextval('rouse.turn_seq') AS turn FROM late AS l),
-            moved AS (
-                UPDATE rouse.job AS j SET turn = t.turn FROM turns AS t WHERE j.id = ANY (ARRAY[t.id]) RETURNING j.id)
-            SELECT count(*) INTO jobs FROM moved;
-            late := late + jobs;
-            IF jobs < 1000 THEN
-                upto := upto - 1000000;
-            END IF;
-        END LOOP;
-        before := low.available_at;
-        WHILE before > '-infinity' AND is_whole AND clock_timestamp() < until LOOP
-            since := CASE WHEN before > low.available_at - interval '2 days' THEN before - interval '1 hour' ELSE '-infinity' END;
-            PERFORM FROM rouse.job AS j
-            WHERE j.lane = low.lane AND j.available_at >= since AND j.available_at < before AND j.state = 'queued' AND j.turn IS NULL
-            ORDER BY j.available_at LIMIT 1;
-            is_whole := NOT FOUND;
-            before := since;
-        END LOOP;
-        IF is_whole AND before = '-infinity' AND rouse._entries_read() - entries <= 20 THEN
-            DELETE FROM rouse.lane_floor AS f WHERE f.lane = low.lane;
-        END IF;
-    END LOOP;
 END
 $$;

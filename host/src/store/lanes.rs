@@ -227,32 +227,4 @@ impl Store {
             .expect("a function with OUT parameters returns one row");
         Ok((row.get(0), row.get(1), row.get(2)))
     }
-
-    /// Gives new turns to jobs that were committed late, below the floors of their lanes; see rouse.reread_lanes
-    /// (migrations/functions/lanes.sql). `from`: the position at which the last call stopped. Returns the number of
-    /// these jobs, and the position from which the next call continues: the lane, and the last turn that it has to read
-    /// there. `None` if there is nothing left to read.
-    pub async fn reread_lanes(
-        &self,
-        from: Option<(LaneId, i64)>,
-    ) -> Result<(i32, Option<(LaneId, i64)>), StoreError> {
-        let (lane, turn) = from.map(|(lane, turn)| (lane.0, turn)).unzip();
-        let worker = self.identity()?;
-        let rows = self
-            .query(
-                "SELECT late, lane, turn FROM rouse.reread_lanes($1, $2, $3, $4)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&lane, Type::INT8),
-                    (&turn, Type::INT8),
-                ],
-            )
-            .await?;
-        let row = rows
-            .first()
-            .expect("a function with OUT parameters returns one row");
-        let lane: Option<i64> = row.get(1);
-        Ok((row.get(0), lane.map(LaneId).zip(row.get(2))))
-    }
 }

@@ -1,5 +1,5 @@
-//! Maintenance: creates and drops partitions of the history, cleans up the catalog of lanes, looks for lost releases
-//! and late jobs, and deletes what ended jobs leave behind.
+//! Maintenance: creates and drops partitions of the history, cleans up the catalog of lanes, looks for lost releases,
+//! and deletes what ended jobs leave behind.
 //!
 //! Partitions are created for a week ahead, every hour. Still, one may be missing: after the machine was suspended for
 //! more than a week, or after a jump of the database's clock. Then it is created as soon as a write has failed.
@@ -12,7 +12,6 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
-use crate::job::LaneId;
 use crate::store::{Deletion, Leftover};
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
@@ -21,8 +20,7 @@ const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 /// The wait after the creation of a missing partition: writes that still fail are repeated several times a second.
 const MISSING_PAUSE: Duration = Duration::from_secs(1);
 
-/// The time for which signals, flows, keys of gates, or lanes below their floors are examined in each round. The next
-/// round continues.
+/// The time for which signals, flows, or keys of gates are examined in each round. The next round continues.
 const EXAMINED_FOR: Duration = Duration::from_secs(10);
 /// A call that has deleted this many rows is followed by another one, regardless of the time: otherwise, rows could be
 /// added faster than they are deleted.
@@ -30,12 +28,10 @@ const MANY: i32 = 100;
 
 /// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
-    let (mut signals, mut flows, mut gate_keys, mut reread) = (None, None, None, None);
+    let (mut signals, mut flows, mut gate_keys) = (None, None, None);
     let mut retry = PARTITIONS_RETRY;
     loop {
         let again = partitions(&shared, &mut retry).await;
-        // Before the maintenance of the catalog, which finds the new turns.
-        reread = late_jobs(&shared, reread).await;
         lanes(&shared).await;
         dependencies(&shared).await;
         signals = leftovers(&shared, Leftover::Signals, signals).await;
@@ -130,38 +126,6 @@ async fn lanes(shared: &Shared) {
                 error,
                 "could not maintain the catalog of lanes; trying again with the next maintenance"
             )
-        }
-    }
-}
-
-/// Looks for jobs that were committed late, below the floors of their lanes, from this position. Returns the position
-/// from which the next round continues.
-async fn late_jobs(shared: &Shared, mut from: Option<(LaneId, i64)>) -> Option<(LaneId, i64)> {
-    let started_at = Instant::now();
-    loop {
-        let permit = shared.calls.patient.acquire().await;
-        let reread = shared.store.reread_lanes(from).await;
-        drop(permit);
-        match reread {
-            Ok((late, reached)) => {
-                if late > 0 {
-                    info!(
-                        jobs = late,
-                        "gave new turns to jobs that were committed late"
-                    );
-                }
-                from = reached;
-                if from.is_none() || started_at.elapsed() > EXAMINED_FOR {
-                    return from;
-                }
-            }
-            Err(error) => {
-                warn_unless_unreachable!(
-                    error,
-                    "could not look for jobs that were committed late; trying again with the next maintenance"
-                );
-                return from;
-            }
         }
     }
 }

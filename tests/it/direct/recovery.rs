@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::job::{ErrorKind, Fence, LaneId, Outcome};
+use rouse::job::{ErrorKind, Fence, Outcome};
 use rouse::store::{InboxRecovery, Locked, Registration, Stats, WorkerKey};
 use serde_json::json;
 use tokio::sync::Barrier;
 
 use super::{declare_dead, direct, enqueue, inbox, lanes, register, with_handlers, worker};
 use crate::support::claims::{adopt, claim, claim_one, error, orders, settlement};
-use crate::support::old_versions::{entries_read, keep_versions};
 use crate::support::worker::enqueue_sql;
 
 const NOTHING: InboxRecovery = InboxRecovery {
@@ -165,72 +164,6 @@ async fn a_recovery_continues_where_its_last_call_has_stopped() {
     assert_eq!(inbox(&client, jobs[0]).await, "dead");
     let next_round = store.recover_direct(10, None).await.unwrap();
     assert_eq!(next_round.moved, 1);
-}
-
-/// Others start where the moved jobs end: those that were ready, and those that waited.
-#[tokio::test]
-async fn a_recovery_does_not_read_the_jobs_that_others_have_moved() {
-    const REGISTER: &str = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
-    let (db, client) = direct("'random'").await;
-    let dead = worker(&db, "dead").await;
-    let many =
-        "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[1000]), queue => 'q')";
-    client
-        .batch_execute(&format!(
-            "SELECT setval('rouse.turn_seq', 1000000); {many}; SELECT setval('rouse.turn_seq', 2000000); {many};
-             SELECT setval('rouse.turn_seq', 3000000);
-             INSERT INTO rouse.job (id, lane, requested_at, available_at, bytes, payload)
-             SELECT -n, l.id, now(), now() - interval '1 hour' + n * interval '1 ms', 2, '{{}}'
-             FROM rouse.lane AS l, generate_series(1, 1000) AS n WHERE l.worker IS NOT NULL"
-        ))
-        .await
-        .unwrap();
-    let _old = keep_versions(&db).await;
-    declare_dead(&client, &dead).await;
-    let store = worker(&db, "a").await;
-    let (mut moved, mut from) = (0, None);
-    loop {
-        let recovered = store.recover_direct(1000, from).await.unwrap();
-        moved += recovered.moved;
-        from = recovered.next;
-        if from.is_none() {
-            break;
-        }
-    }
-    assert_eq!(moved, 3_000);
-    let other: i64 = client.query_one(REGISTER, &[]).await.unwrap().get(0);
-    let recover = format!("SELECT rouse.recover_direct({other}, sha256('key'), 1000, NULL, NULL)");
-    let read = entries_read(&client, &["rouse.job"], &recover).await;
-    assert!(read < 100, "{read}");
-}
-
-/// Its producer's transaction was open while many other jobs were moved.
-#[tokio::test]
-async fn a_job_that_is_committed_below_the_floor_of_its_inbox_is_recovered_after_a_reread() {
-    let (db, client) = direct("'random'").await;
-    let dead = worker(&db, "dead").await;
-    let id = enqueue_sql(&client, "'greet', queue => 'q'").await;
-    declare_dead(&client, &dead).await;
-    let store = worker(&db, "a").await;
-    client
-        .batch_execute(
-            "INSERT INTO rouse.lane_floor (lane, turn, available_at)
-             SELECT id, 2500000, '-infinity' FROM rouse.lane WHERE worker IS NOT NULL;
-             SELECT setval('rouse.turn_seq', 3000000)",
-        )
-        .await
-        .unwrap();
-    assert_eq!(store.recover_direct(10, None).await.unwrap(), NOTHING);
-    let lane = "SELECT lane FROM rouse.lane_floor";
-    let lane = LaneId(client.query_one(lane, &[]).await.unwrap().get(0));
-    let below = store.reread_lanes(Some((lane, id - 1))).await.unwrap();
-    assert_eq!(below, (0, None), "a reread continues below its position");
-    assert_eq!(store.reread_lanes(None).await.unwrap(), (1, None));
-    assert_eq!(store.recover_direct(10, None).await.unwrap().moved, 1);
-    assert_eq!(inbox(&client, id).await, "");
-    let floors = "SELECT count(*) FROM rouse.lane_floor";
-    let floors: i64 = client.query_one(floors, &[]).await.unwrap().get(0);
-    assert_eq!(floors, 0, "few entries are below it");
 }
 
 #[tokio::test]

@@ -341,15 +341,6 @@ fn maintenance_calls(known: &Known) -> Vec<(&'static str, String, i64)> {
             format!("SELECT rouse.recover_direct({who}, 10, NULL, NULL)"),
             100,
         ),
-        (
-            "reread_lanes",
-            format!(
-                "INSERT INTO rouse.lane_floor (lane, turn, available_at)
-                 SELECT min(id), 0, now() - interval '1 hour' FROM rouse.lane WHERE handler = 'x' ON CONFLICT DO NOTHING;
-                 SELECT rouse.reread_lanes({who}, NULL, NULL)"
-            ),
-            100,
-        ),
     ]
 }
 
