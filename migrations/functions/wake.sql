@@ -50,7 +50,14 @@ BEGIN
     SELECT l.queue, l.worker, s.salt INTO queue_name, inbox_of, salt
     FROM (SELECT l.queue, l.worker FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1) AS l CROSS JOIN rouse.wake_salt AS s;
     -- In a transaction with a single snapshot, workers that fell asleep later are invisible.
-    IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.until > at AND s.queue IN (queue_name, '*') AND (inbox_of IS NULL OR s.worker = inbox_of))
+    -- Comparisons of rows, which only sleeper_queue can serve: with sleeper_until, a commit would read the requests of all
+    -- workers for all queues.
+    IF EXISTS (SELECT FROM rouse.sleeper AS s
+               WHERE (s.queue, s.until) > (queue_name, at) AND (s.queue, s.until) <= (queue_name, 'infinity'::timestamptz)
+                 AND (inbox_of IS NULL OR s.worker = inbox_of))
+       OR EXISTS (SELECT FROM rouse.sleeper AS s
+                  WHERE (s.queue, s.until) > ('*', at) AND (s.queue, s.until) <= ('*', 'infinity'::timestamptz)
+                    AND (inbox_of IS NULL OR s.worker = inbox_of))
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL AND q.name = queue_name;
         IF FOUND THEN
@@ -101,7 +108,7 @@ END
 $$;
 
 -- Requests notifications about these queues ('*': any queue) for a worker, for this long from now (at most an hour),
--- instead of what it has requested before. Served by sleeper_until.
+-- instead of what it has requested before. Served by sleeper_worker.
 CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -114,14 +121,15 @@ BEGIN
         RAISE EXCEPTION 'rouse.sleep: queues must be a list of at most 1000 queue names' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
-    DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
+    DELETE FROM rouse.sleeper AS s
+    WHERE (s.worker, s.until) > (p_worker, at) AND (s.worker, s.until) <= (p_worker, 'infinity'::timestamptz);
     INSERT INTO rouse.sleeper (worker, queue, until)
     SELECT p_worker, named.queue, at + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond'
     FROM (SELECT DISTINCT unnest(p_queues)) AS named(queue);
 END
 $$;
 
--- Ends the request of rouse.sleep: the worker is busy. Served by sleeper_until.
+-- Ends the request of rouse.sleep: the worker is busy. Served by sleeper_worker.
 CREATE OR REPLACE FUNCTION rouse.awake(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -129,6 +137,7 @@ DECLARE
 BEGIN
     PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
+    DELETE FROM rouse.sleeper AS s
+    WHERE (s.worker, s.until) > (p_worker, at) AND (s.worker, s.until) <= (p_worker, 'infinity'::timestamptz);
 END
 $$;

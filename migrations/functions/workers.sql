@@ -289,7 +289,8 @@ BEGIN
     -- names of its handlers are kept (rouse.backlog).
     UPDATE rouse.worker AS w SET dead_at = at, capabilities = '{}'
     WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
-    DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
+    DELETE FROM rouse.sleeper AS s
+    WHERE (s.worker, s.until) > (p_worker, at) AND (s.worker, s.until) <= (p_worker, 'infinity'::timestamptz);
     -- Its shards are free. A lease that one of its claims holds expires on its own, so that nothing waits.
     WITH free AS MATERIALIZED (SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker FOR UPDATE SKIP LOCKED)
     DELETE FROM rouse.shard_lease AS s USING free AS f WHERE s.worker = p_worker AND s.queue = f.queue;

@@ -164,6 +164,29 @@ async fn requests_for_notifications_that_ended_long_ago_are_not_read() {
 }
 
 #[tokio::test]
+async fn the_requests_of_other_workers_for_other_queues_are_not_read() {
+    const REGISTER: &str = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker: i64 = client.query_one(REGISTER, &[]).await.unwrap().get(0);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('x');
+             INSERT INTO rouse.sleeper (worker, queue, until)
+             SELECT -w, 'queue-' || q, now() + interval '1 minute' FROM generate_series(1, 100) AS w, generate_series(1, 20) AS q",
+        )
+        .await
+        .unwrap();
+    let sleep = format!("SELECT rouse.sleep({worker}, sha256('key'), '{{mail}}', 60000)");
+    let awake = format!("SELECT rouse.awake({worker}, sha256('key'))");
+    let enqueue = "SELECT rouse.enqueue('x'); SET CONSTRAINTS ALL IMMEDIATE";
+    for statements in [enqueue.to_owned(), sleep, awake] {
+        let read = entries_read(&client, &["rouse.sleeper"], &statements).await;
+        assert!(read < 30, "{statements}: {read}");
+    }
+}
+
+#[tokio::test]
 async fn a_worker_that_renews_its_request_has_one() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
