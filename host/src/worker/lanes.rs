@@ -28,8 +28,8 @@ const LANES_PER_CLAIM: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
-    /// The number of lanes that are served as a whole.
-    served: usize,
+    /// The lanes that are served as a whole: looks and claims go through these, and not through the whole catalog.
+    served: HashSet<LaneId>,
     /// New lanes, for which it has not been decided yet whether they are served.
     unchosen: Vec<LaneId>,
     /// Lanes that are served by source.
@@ -213,6 +213,13 @@ impl Lanes {
         }
     }
 
+    /// The lanes that are served as a whole.
+    fn served(&self) -> impl Iterator<Item = &Known> {
+        let served = self.served.iter().filter_map(|id| self.known.get(id));
+        // A lane that was forgotten, and added to the catalog again, has not been chosen yet.
+        served.filter(|known| known.is_served_whole())
+    }
+
     /// True if this lane was read from the catalog.
     pub(super) fn knows(&self, lane: LaneId) -> bool {
         self.known.contains_key(&lane)
@@ -384,7 +391,7 @@ impl Lanes {
 
     /// True if one claim can cover all lanes.
     pub(super) fn fit_one_claim(&self) -> bool {
-        self.served <= LANES_PER_CLAIM
+        self.served.len() <= LANES_PER_CLAIM
     }
 }
 

@@ -1,5 +1,6 @@
 //! Chooses the lanes from which jobs are claimed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -60,10 +61,15 @@ impl Claims<'_> {
         let unbound = unbound.filter(|(_, name)| served(name).is_none());
         self.unbound
             .set(unbound.map(|(source, _)| source.clone()).collect());
+        // There may be thousands of lanes and a thousand queues.
+        let mut positions: HashMap<&str, usize> = HashMap::new();
+        for (position, queue) in settings.queues.iter().enumerate() {
+            positions.entry(queue).or_insert(position);
+        }
         let serving = |lane: &Lane| {
-            let queue_index = match settings.queues.as_slice() {
-                [] => 0,
-                queues => queues.iter().position(|queue| *queue == lane.queue)?,
+            let queue_index = match positions.is_empty() {
+                true => 0,
+                false => *positions.get(&*lane.queue)?,
             };
             if !lane.tags.iter().all(|tag| settings.tags.contains(tag)) {
                 return None;

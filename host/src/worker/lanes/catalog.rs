@@ -110,7 +110,7 @@ impl Lanes {
             if known.is_served_by_source() {
                 self.by_source.push_front(id);
             } else if known.is_served_whole() {
-                self.served += 1;
+                self.served.insert(id);
                 self.active.insert(id, known.place.clone());
             }
         }
@@ -161,7 +161,7 @@ impl Lanes {
         // While a worker is busy, nothing else removes lanes that are no longer served.
         self.woken.retain(|id| self.active.contains(*id));
         self.gates.keep_members(known, &self.shares);
-        self.served = known.keys().filter(|id| is_served_whole(id)).count();
+        self.served = known.keys().copied().filter(is_served_whole).collect();
         let by_source = |id: &LaneId| known.get(id).is_some_and(Known::is_served_by_source);
         self.by_source.retain(by_source);
         let before: HashSet<LaneId> = self.by_source.iter().copied().collect();

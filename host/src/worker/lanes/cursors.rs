@@ -9,8 +9,10 @@ use crate::store::{ClaimOrder, Peek};
 impl Lanes {
     /// Remembers the current cursors; those of the previous call become the recent ones.
     pub(in crate::worker) fn look_back(&mut self) {
-        for known in self.known.values_mut() {
-            known.recent = [known.recent[1], known.cursor];
+        for id in &self.served {
+            if let Some(known) = self.known.get_mut(id) {
+                known.recent = [known.recent[1], known.cursor];
+            }
         }
     }
 

@@ -60,7 +60,7 @@ impl Lanes {
                 ));
             }
         }
-        if self.served <= LANES_PER_CLAIM {
+        if self.fit_one_claim() {
             self.add_idle(after, first, &mut orders);
             // Stable: the lanes of a class keep their order.
             orders.sort_by_key(|(class, rank, _)| (*class, *rank));
@@ -94,10 +94,9 @@ impl Lanes {
         orders: &mut Vec<(Class, u8, ClaimOrder)>,
     ) {
         let idle = self
-            .known
-            .values()
+            .served()
             .filter(|known| !self.active.contains(known.lane.id) && !self.is_closed(known.lane.id));
-        let mut idle: Vec<&Known> = idle.filter(|known| known.is_served_whole()).collect();
+        let mut idle: Vec<&Known> = idle.collect();
         idle.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));
         let of_first = |known: &&&Known| Some(known.class(self.queue_order)) == first;
         let mut probes: Vec<LaneId> = idle
@@ -358,8 +357,7 @@ impl Lanes {
 
     fn filtered(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
         let mut lanes: Vec<&Known> = self
-            .known
-            .values()
+            .served()
             .filter(|known| wanted(known.lane.id))
             .collect();
         lanes.sort_unstable_by_key(|lane| lane.sort_key(self.queue_order));

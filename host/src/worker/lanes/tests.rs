@@ -540,3 +540,36 @@ fn lanes_of_one_class_served_by_source_take_turns_going_first() {
     let first: HashSet<LaneId> = (0..3).map(|_| lanes.by_source()[0]).collect();
     assert_eq!(first.len(), 3);
 }
+
+/// The catalog has many more lanes than this worker serves.
+#[test]
+fn only_lanes_that_are_served_now_are_in_claims_and_peeks() {
+    let catalog = || (1..=6).map(|n| lane(n, n, Priority::Normal)).collect();
+    let mut lanes = Lanes::default();
+    lanes.learn(catalog());
+    let some = |first: i64| move |lane: &Lane| (lane.id.0 >= first).then_some(SERVED);
+    let read = |lanes: &mut Lanes| {
+        lanes.mark_all_empty();
+        let claimed = lanes.orders(After::Cursor, 10);
+        let read = [lanes.all(), lanes.idle(), claimed];
+        read.map(|orders| {
+            let mut ids: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
+            ids.sort_unstable();
+            ids
+        })
+    };
+    lanes.serve(some(3));
+    assert_eq!(read(&mut lanes), [[3, 4, 5, 6]; 3]);
+    lanes.serve(some(5));
+    assert_eq!(read(&mut lanes), [[5, 6]; 3]);
+    // Lane 6 leaves the catalog, and comes back.
+    lanes.forget_catalog();
+    lanes.learn((1..=5).map(|n| lane(n, n, Priority::Normal)).collect());
+    assert_eq!(read(&mut lanes), [[5]; 3]);
+    lanes.forget_catalog();
+    lanes.learn(catalog());
+    assert_eq!(read(&mut lanes), [[5]; 3], "it was not chosen yet");
+    lanes.serve_new(some(1));
+    assert_eq!(read(&mut lanes), [[5, 6]; 3]);
+    assert!(lanes.fit_one_claim());
+}
