@@ -59,11 +59,13 @@ mod sql;
 mod steps;
 mod waits;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use deadpool::managed::{Object, PoolError};
+use futures_util::TryStreamExt as _;
 use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
@@ -320,6 +322,37 @@ impl Store {
             Err(_) => {
                 self.give_up(client);
                 Err(self.no_response(timeout))
+            }
+        }
+    }
+
+    /// Like [`query`](Self::query), for a large response to a statement of a worker: each row is converted as soon as
+    /// it arrives. So the response is never in memory as a whole, and its buffers are soon used again.
+    async fn query_as_rows_arrive<T>(
+        &self,
+        sql: &str,
+        params: Params<'_>,
+        convert: impl Fn(&Row) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<Vec<T>, StoreError> {
+        let until = tokio::time::Instant::now() + RESPONSE_TIMEOUT;
+        let client = self.client_with_timeout(RESPONSE_TIMEOUT).await?;
+        let response = async {
+            let rows = client.query_typed_raw(sql, params.iter().cloned()).await?;
+            let mut rows = pin!(rows);
+            let mut converted = Vec::new();
+            while let Some(row) = rows.try_next().await? {
+                converted.push(convert(&row)?);
+            }
+            Ok::<_, tokio_postgres::Error>(converted)
+        };
+        match tokio::time::timeout_at(until, response).await {
+            Ok(response) => {
+                close_if_unfit(client, &response);
+                Ok(response?)
+            }
+            Err(_) => {
+                self.give_up(client);
+                Err(self.no_response(RESPONSE_TIMEOUT))
             }
         }
     }

@@ -143,6 +143,56 @@ async fn a_payload_of_2_kib_is_written_once_and_read_after_the_claim() {
     );
 }
 
+/// Enqueues this many jobs of 64 KiB that do not compress. Returns their ids.
+async fn enqueue_large(client: &Client, jobs: i32) -> Vec<i64> {
+    let enqueue = "
+        SELECT array_agg(id) FROM (
+            SELECT rouse.enqueue('x', jsonb_build_object('id', n, 'pad', (
+                SELECT string_agg(md5(n || '.' || part), '') FROM generate_series(1, 2048) AS part))) AS id
+            FROM generate_series(1, $1::integer) AS n) AS enqueued";
+    client.query_one(enqueue, &[&jobs]).await.unwrap().get(0)
+}
+
+/// A store with a worker registered through it, behind this proxy.
+async fn worker_behind(proxy: &Proxy) -> Store {
+    let store = proxy.store();
+    let worker = registration("w", WorkerKey::random());
+    store.register(&worker).await.unwrap();
+    store
+}
+
+/// These are the jobs that [`enqueue_large`] has enqueued, in their order, with their payloads.
+fn assert_are_enqueued(jobs: &[ClaimedJob], ids: &[i64]) {
+    let claimed: Vec<i64> = jobs.iter().map(|job| job.id.0).collect();
+    assert_eq!(claimed, ids);
+    for (number, job) in (1..).zip(jobs) {
+        let payload: serde_json::Value = serde_json::from_str(&job.payload.0).unwrap();
+        assert_eq!(payload["id"], json!(number));
+        assert_eq!(payload["pad"].as_str().map(str::len), Some(64 << 10));
+    }
+}
+
+#[tokio::test]
+async fn a_read_of_claimed_jobs_that_is_cut_in_the_middle_is_repeated() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let store = worker_behind(&proxy).await;
+    let ids = enqueue_large(&client, 64).await;
+    let response = proxy.hold("FROM rouse.claimed(", Side::Response);
+    let claiming = tokio::spawn(async move { claim(&store, 64).await });
+    response.caught().await;
+    // A part of the response has been sent.
+    let sending = "pg_stat_activity
+        WHERE datname = current_database() AND wait_event = 'ClientWrite' AND query LIKE '%FROM rouse.claimed(%'";
+    until_true(&client, &format!("SELECT EXISTS (SELECT FROM {sending})")).await;
+    let cut = format!("SELECT pg_terminate_backend(pid, 10000) FROM {sending}");
+    let cuts = client.query(&cut, &[]).await.unwrap();
+    assert_eq!(cuts.len(), 1);
+    response.release();
+    assert_are_enqueued(&claiming.await.unwrap(), &ids);
+}
+
 #[tokio::test]
 async fn the_stored_size_of_a_job_matches_what_a_claim_sends() {
     let db = TestDb::new().await;

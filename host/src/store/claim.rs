@@ -200,7 +200,7 @@ impl ClaimedJob {
         self.payload.0.len() + text(&self.tenant) + text(&self.source) + grants + text(&self.trace)
     }
 
-    fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
+    fn from_row(row: &Row, fence: Fence) -> Result<Self, tokio_postgres::Error> {
         Ok(Self {
             id: JobId(row.try_get(0)?),
             fence,
@@ -416,25 +416,23 @@ impl Store {
         payloads: bool,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
         let worker = self.identity()?;
-        let rows = self
-            .query(
-                include_str!("claimed.sql"),
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&fence.0, Type::INT8),
-                    (&ids, Type::INT8_ARRAY),
-                    (&payloads, Type::BOOL),
-                ],
-            )
-            .await?;
-        let jobs = rows.iter().map(|row| ClaimedJob::from_row(row, fence));
-        jobs.collect()
+        self.query_as_rows_arrive(
+            include_str!("claimed.sql"),
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+                (&fence.0, Type::INT8),
+                (&ids, Type::INT8_ARRAY),
+                (&payloads, Type::BOOL),
+            ],
+            |row| ClaimedJob::from_row(row, fence),
+        )
+        .await
     }
 }
 
 /// A column of milliseconds.
-fn time(row: &Row, column: usize) -> Result<Option<Duration>, StoreError> {
+fn time(row: &Row, column: usize) -> Result<Option<Duration>, tokio_postgres::Error> {
     let ms: Option<i64> = row.try_get(column)?;
     Ok(ms
         .and_then(|ms| u64::try_from(ms).ok())
