@@ -68,6 +68,7 @@ use deadpool::managed::{Object, PoolError};
 use futures_util::TryStreamExt as _;
 use tokio::sync::watch;
 use tokio_postgres::Row;
+use tokio_postgres::error::Severity;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::connect::{Connector, OpenError, Pool, PooledClient, Reach};
@@ -439,14 +440,23 @@ impl Store {
 }
 
 /// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has a different
-/// isolation level. A new connection may reach another server.
+/// isolation level, or the server has just ended it. A new connection may reach another server.
 fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::Error>) {
-    let code = response
-        .as_ref()
-        .err()
-        .and_then(tokio_postgres::Error::code);
+    let Err(error) = response else {
+        return;
+    };
     // 25 invalid transaction state.
-    if code.is_some_and(|code| code.code().starts_with("25")) {
+    let is_unfit = error
+        .code()
+        .is_some_and(|code| code.code().starts_with("25"));
+    // The end of the connection arrives after the error: a retry at once would get the same connection.
+    let has_ended = error.as_db_error().is_some_and(|error| {
+        matches!(
+            error.parsed_severity(),
+            Some(Severity::Fatal | Severity::Panic)
+        )
+    });
+    if is_unfit || has_ended {
         drop(Object::take(client));
     }
 }

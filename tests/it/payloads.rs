@@ -435,6 +435,27 @@ async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
 }
 
 #[tokio::test]
+async fn a_read_of_payloads_whose_session_is_terminated_is_repeated_in_another_session() {
+    let db = TestDb::new().await;
+    let (mut owner, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let payloads = [(1, "2020-01-01 12:00")];
+    old_job(&client, 1, &payloads, "2020-01-01 12:00").await;
+    let lock = owner.transaction().await.unwrap();
+    lock.batch_execute("LOCK rouse.payload").await.unwrap();
+    let claiming = tokio::spawn(async move { claim(&store, 1).await });
+    let waiting = "pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.claimed(%'";
+    let is_waiting = format!("SELECT EXISTS (SELECT FROM {waiting})");
+    until_true(&client, &is_waiting).await;
+    let terminate = format!("SELECT pg_terminate_backend(pid, 10000) FROM {waiting}");
+    let terminated = client.query(&terminate, &[]).await.unwrap();
+    assert_eq!(terminated.len(), 1);
+    until_true(&client, &is_waiting).await;
+    lock.rollback().await.unwrap();
+    assert_eq!(claiming.await.unwrap()[0].payload.0, "{\"n\": 1}");
+}
+
+#[tokio::test]
 async fn a_job_without_its_payload_is_not_retried_and_does_not_stop_the_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
