@@ -1,4 +1,4 @@
-//! Sessions of hosts do not depend on the settings of roles and databases.
+//! Sessions of hosts: their settings do not depend on roles and databases, and few of them are used.
 
 use rouse::job::Fence;
 use rouse::worker::Settings;
@@ -123,5 +123,26 @@ async fn transactions_that_keep_their_snapshot_neither_claim_through_a_limit_nor
         assert!(text.starts_with(&wanted), "{text}");
         client.batch_execute("ROLLBACK").await.unwrap();
         client.batch_execute(sql).await.unwrap();
+    }
+}
+
+/// A session that has made its plans is used again, although others are idle.
+#[tokio::test]
+async fn a_pool_hands_out_the_connection_that_was_returned_last() {
+    const SESSION: &str = "SELECT pg_backend_pid()";
+    let db = TestDb::new().await;
+    let pool = db.connector().pool(3);
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(pool.get().await.expect("a connection"));
+    }
+    let mut last: i32 = 0;
+    for client in clients {
+        last = client.query_one(SESSION, &[]).await.unwrap().get(0);
+    }
+    for _ in 0..3 {
+        let client = pool.get().await.expect("a connection");
+        let next: i32 = client.query_one(SESSION, &[]).await.unwrap().get(0);
+        assert_eq!(next, last);
     }
 }

@@ -15,7 +15,7 @@ mod verify;
 
 use std::{collections::HashSet, fmt, path::Path, sync::Arc, time::Duration};
 
-use deadpool::managed::Object;
+use deadpool::managed::{Object, QueueMode};
 use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod};
 use rand::seq::SliceRandom as _;
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
@@ -289,6 +289,9 @@ impl Connector {
     }
 
     /// A pool of at most `size` connections. Nothing is opened yet.
+    ///
+    /// It hands out the connection that was returned last. A session reads the catalog and makes its plans when it
+    /// first calls a function, which takes milliseconds: in turn, all sessions would do so for each function.
     pub fn pool(&self, size: usize) -> Pool {
         let manager = Manager::from_connect(
             self.config.clone(),
@@ -303,6 +306,7 @@ impl Connector {
         let opener = Opener::new(manager, self.backoff.clone(), self.timeout());
         Pool::builder(opener)
             .max_size(size)
+            .queue_mode(QueueMode::Lifo)
             .build()
             .expect("a pool without timeouts needs no runtime")
     }
