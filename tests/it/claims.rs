@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, LaneId};
-use rouse::store::{BoundSearch, ClaimOrder, ClaimedJob, Locked, WorkerKey};
+use rouse::store::{BoundSearch, ClaimOrder, ClaimedJob, Locked, Store, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, orders, rand, result, settlement};
 use crate::support::database::registration;
-use crate::support::worker::{enqueue, enqueue_sql};
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::{enqueue, enqueue_sql, until_true};
 
 /// Makes four claims of at most 400 jobs each, and returns how many jobs each took. The first 20 jobs have this
 /// payload, and the rest a small one.
