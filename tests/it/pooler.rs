@@ -96,7 +96,7 @@ async fn a_worker_behind_a_transaction_pooler_works_by_polling() {
             sandbox: sandbox(),
             catalog: catalog().await,
             sql_logins: BTreeMap::new(),
-            middlewares: held.alone(),
+            middleware: held.alone(),
         };
         TestWorker::start_with(parts, long_leases())
     };

@@ -404,28 +404,6 @@ async fn a_guest_can_send_a_trace_context_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_of_a_batch_that_go_back_to_the_queue_have_attempts_that_say_so() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let traced = serving_batches(&db, &client).await;
-    // The second job uses up the run timeout, first within the batch and then alone.
-    let jobs = [json!({}), json!({"does": "spins"}), json!({}), json!({})].map(|job| (job, None));
-    let ids = enqueue_batch(&client, &jobs).await;
-    for id in &ids {
-        ended(&client, *id).await;
-    }
-    let spans = traced.stop().spans();
-    for id in &ids[2..] {
-        let enqueued = one(spans_of_job(&spans, "enqueue batch.any", *id));
-        let mut released = spans_of_job(&spans, "process batch.any", *id);
-        released.retain(|span| {
-            attribute(&span.attributes, "rouse.outcome").as_deref() == Some("released")
-        });
-        assert_eq!(one(released).parent_span_id, enqueued.span_id, "{id}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_attempt_after_a_lost_first_one_is_below_the_enqueue() {
     let db = TestDb::new().await;
     let client = db.client().await;

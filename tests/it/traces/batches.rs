@@ -111,3 +111,25 @@ async fn each_job_of_a_batch_that_is_refused_or_runs_alone_has_an_attempt_below_
         ("failed".into(), "invalid_payload".into())
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_batch_that_go_back_to_the_queue_have_attempts_that_say_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let traced = serving_batches(&db, &client).await;
+    // The second job uses up the run timeout, first within the batch and then alone.
+    let jobs = [json!({}), json!({"does": "spins"}), json!({}), json!({})].map(|job| (job, None));
+    let ids = enqueue_batch(&client, &jobs).await;
+    for id in &ids {
+        ended(&client, *id).await;
+    }
+    let spans = traced.stop().spans();
+    for id in &ids[2..] {
+        let enqueued = one(spans_of_job(&spans, "enqueue batch.any", *id));
+        let mut released = spans_of_job(&spans, "process batch.any", *id);
+        released.retain(|span| {
+            attribute(&span.attributes, "rouse.outcome").as_deref() == Some("released")
+        });
+        assert_eq!(one(released).parent_span_id, enqueued.span_id, "{id}");
+    }
+}
