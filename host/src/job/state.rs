@@ -36,14 +36,6 @@ impl State {
             Self::Cancelled => "cancelled",
         }
     }
-
-    /// True for the four states that a job never leaves.
-    pub fn is_final(self) -> bool {
-        match self {
-            Self::Queued | Self::Running => false,
-            Self::Succeeded | Self::Failed | Self::TimedOut | Self::Cancelled => true,
-        }
-    }
 }
 
 /// A job's priority. Ordered: high comes first.
