@@ -52,7 +52,7 @@ impl Intruder {
         let lanes =
             "ARRAY(SELECT ROW(id, -1, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane)";
         let claim = format!(
-            "SELECT id FROM rouse.claim({}, sha256('k'), {FENCE}, {lanes}, 1)",
+            "SELECT id FROM rouse.claim({}, sha256('k'), {FENCE}, {lanes}, 1) WHERE id IS NOT NULL",
             self.worker
         );
         let claimed: i64 = self.client.query_one(&claim, &[]).await.unwrap().get(0);
