@@ -18,11 +18,11 @@ use crate::Class;
 /// The number of lanes of each class behind a limit that are opened when one of its jobs has ended, or may start: the
 /// first ones may have become empty.
 const OPENED_FIRST: usize = 2;
-/// The number of lanes of each class behind a limit that are opened when one of its lanes had room or no more jobs, and
-/// the number of lanes without known jobs that are opened in addition to others.
+/// The number of lanes of each class behind a limit that are opened when a claim from one of them has found room, or no
+/// more jobs; and the number of lanes without known jobs that are opened in addition to others.
 const OPENED_MAX: usize = 8;
-/// The number of lanes that a sweep opens, at least one of each class behind a limit. The next sweep continues with the
-/// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
+/// The number of lanes that a sweep opens, at least one of each class behind a limit. A claim is limited to this number
+/// of lanes, and claims behind the same gate wait for each other. The next sweep continues with the next limit.
 const OPENED_BY_SWEEP: usize = 256;
 
 /// The closed lanes of a worker. `L` is the id of a lane, `K` a limit, `S` a member that shares limits with others, `T`
@@ -44,7 +44,7 @@ pub struct Closings<L, K, S, T> {
     shared: HashMap<K, Sharing<S>>,
     /// The last limit whose lanes a sweep has opened.
     swept: Option<K>,
-    /// The number of lanes that were closed so far.
+    /// The number of closings so far.
     closings: u64,
 }
 
@@ -149,8 +149,8 @@ where
     }
 
     /// Forgets the usage of limits by members that are no longer behind them. `members`: all members with the limits
-    /// that they are behind. The caller calls this when lanes were removed, so the counts never outnumber the lanes
-    /// that were known at one time.
+    /// that they are behind. The caller calls this after it has removed lanes, so there are never more counts than
+    /// lanes that were known at one time.
     pub fn keep_members<'a>(&mut self, members: impl IntoIterator<Item = (&'a K, S)>)
     where
         K: 'a,
@@ -287,10 +287,10 @@ where
         self.closed.contains_key(&lane)
     }
 
-    /// Moves lanes that wait for this limit, but that other limits are known to keep closed, too, to the lists of those
-    /// other limits, until none of these lanes would open next: a claim could only find them closed. `full`: limits
-    /// that have no room now. Limits that let the next job start at a given time have no room before it. `behind`: all
-    /// limits of a lane. A lane keeps its position among equals, and whether it goes first.
+    /// A lane that waits for this limit may also be behind others that are known to keep it closed. Moves such lanes to
+    /// the lists of those limits, until none of them would open next: a claim could only find them closed. `full`:
+    /// limits that have no room now. Limits that let the next job start at a given time have no room before it.
+    /// `behind`: all limits of a lane. A lane keeps its position among equals, and whether it goes first.
     pub fn move_closed(&mut self, limit: &K, full: &[K], behind: impl Fn(L) -> Vec<K>) {
         if self.starts_at.contains_key(limit) {
             return;
@@ -461,7 +461,7 @@ where
         self.opened(limit, OPENED_FIRST)
     }
 
-    /// Other lanes behind a limit, one of whose lanes had room or no more jobs.
+    /// More lanes behind a limit, after a claim from one of them has found room, or no more jobs.
     pub fn others(&mut self, limit: &K) -> Vec<L> {
         if self.starts_at.contains_key(limit) {
             return Vec::new();

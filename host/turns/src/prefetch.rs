@@ -17,17 +17,16 @@ const INLINE_JOBS_MIN: f64 = 100.0;
 const ENDS_MIN: usize = 16;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
-/// The pace may grow by this factor from one measurement to the next: it is lower than what the slots could do if they
-/// were idle during the last claim.
+/// The pace may grow at most by this factor from one measurement to the next. Growth is needed because slots that had
+/// to wait for the last claim have finished fewer jobs than they can.
 const GROWTH: f64 = 2.0;
 /// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
 /// ([`START_TIMEOUT`](crate::START_TIMEOUT)), and the wait for a round trip costs such jobs little.
 const LONG: f64 = 1.0;
 
 /// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the
-/// average of the last ones, but at most twice as many as it has recently finished in that time. So short jobs do not
-/// wait for a round trip, however long it takes, and a few long jobs that end within milliseconds of each other do not
-/// count as a pace.
+/// average of the last ones, but at most twice as many as it has recently finished in that time. So short jobs hardly
+/// wait for round trips, and a few long jobs that end within milliseconds of each other do not count as a pace.
 #[derive(Debug)]
 pub struct Prefetch {
     slots: usize,
@@ -35,7 +34,7 @@ pub struct Prefetch {
     ended: usize,
     /// The number of jobs that ended per second in the last measurement, and in the one before.
     paces: [f64; 2],
-    /// The ends, and the time that all slots together were taken, when the average was measured.
+    /// The number of ends, and the time for which all slots together had been taken, when the average was measured.
     measured: (usize, Duration),
     /// The average time of a job in its slot, in seconds. `None` before enough jobs have ended.
     average: Option<f64>,
@@ -81,7 +80,7 @@ impl Prefetch {
     }
 
     /// The number of jobs to claim ahead. `ended` counts the attempts that have ended so far, `taken` is the total time
-    /// for which slots were taken so far.
+    /// for which slots have been taken.
     #[expect(clippy::cast_precision_loss, reason = "counts of jobs and slots")]
     pub fn jobs(&mut self, ended: usize, taken: Duration, now: Instant) -> usize {
         let passed = now.saturating_duration_since(self.since);

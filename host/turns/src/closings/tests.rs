@@ -186,7 +186,7 @@ fn a_member_that_had_no_jobs_for_a_while_has_saved_nothing() {
     assert_eq!(closings.by_end(&"limit"), [1, 2]);
     closings.take(&["limit"], &2, 2.0);
     close(&mut closings, 2);
-    assert_eq!(closings.by_end(&"limit"), [2, 1], "it had its turns");
+    assert_eq!(closings.by_end(&"limit"), [2, 1], "it has had its turns");
     closings.go_first(2);
     assert_eq!(closings.by_end(&"limit"), [1, 2]);
 }
@@ -250,7 +250,7 @@ fn with_very_many_members_of_a_limit_all_start_again_together() {
     for n in 0..40_000 {
         closings.take(&[7], &n, 1.0);
     }
-    assert_eq!(closings.shared[&7].had(&0), 1_000_000, "as all others");
+    assert_eq!(closings.shared[&7].had(&0), 1_000_000, "like all others");
     assert!(closings.shared[&7].had.len() < 10_000);
 }
 
@@ -280,7 +280,7 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
     closings.move_closed(&"rate", &["running"], behind);
     assert_eq!(closings.waiting(&"rate"), 29);
     assert_eq!(closings.due(10, behind), [2, 20], "it still goes first");
-    // One of them has taken the only room.
+    // One of them has taken up all the room.
     closings.open(20);
     closings.close_until_end(20, CLASS, &["running"], &20, true);
     closings.move_closed(&"rate", &["running"], behind);
@@ -373,7 +373,7 @@ fn lanes_without_known_jobs_open_beside_the_others_and_do_not_count() {
 }
 
 #[test]
-fn lanes_that_another_limit_keeps_closed_by_now_are_not_due() {
+fn lanes_that_another_limit_now_keeps_closed_are_not_due() {
     let mut closings = TestClosings::default();
     let behind = |_: u32| vec!["rate", "other"];
     for lane in 1..=3 {
