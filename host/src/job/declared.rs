@@ -20,7 +20,7 @@ fn utc() -> String {
 /// A live worker that has the handler.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Declaring {
-    /// The incarnation. Later incarnations have registered later.
+    /// Its incarnation: the higher, the later it registered.
     pub incarnation: i64,
     /// The version of its module.
     pub version: Option<String>,

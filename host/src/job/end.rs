@@ -10,7 +10,7 @@ use super::{AbortReason, SqlFailure, Suspension};
 pub enum RunEnd {
     /// The handler returned these bytes. They should be UTF-8 JSON, but are not checked yet.
     Returned(Vec<u8>),
-    /// The handler waits: the host stopped it until the wait ends.
+    /// The handler waits. The host has stopped it, and runs it again when the wait ends.
     Suspended(Suspension),
     /// The handler returned an error of its own.
     Failed(Failure),
@@ -32,7 +32,7 @@ pub enum RunEnd {
         /// The last lines that the guest wrote to standard error: most languages print the reason there.
         stderr: Vec<String>,
     },
-    /// Calls went deeper than the stack.
+    /// The handler's calls exceeded its stack.
     StackOverflow {
         /// Frames, innermost first.
         backtrace: Vec<String>,

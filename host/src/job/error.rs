@@ -45,7 +45,7 @@ pub enum ErrorKind {
     Panic,
     /// WebAssembly trapped.
     Trap,
-    /// Calls went deeper than the stack.
+    /// The handler's calls exceeded its stack.
     StackOverflow,
     /// The handler used a capability that it is not granted.
     Denied,

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::cron::DueTimes;
 
-/// A due time that is handled later than this is missed: no host was running. Any delay of a host that runs is shorter.
+/// A due time that is handled later than this is missed: no host was running. A host that runs is never this late.
 const MISSED_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
 /// The maximum number of due times of one schedule that are handled at once; the rest follow.
@@ -132,7 +132,7 @@ pub fn fire(schedule: &Schedule, due: &Result<DueTimes, String>, now: Timestamp)
         true => due.next_after(handled_until),
         false => upcoming.first().copied(),
     };
-    let never = "the schedule is never due again; its cron expression names no later date";
+    let never = "the schedule is never due again: its cron expression matches no later date; change the expression, or delete the schedule";
     Decision {
         firings,
         handled_until,

@@ -27,7 +27,7 @@ pub enum Outcome {
     Failed(AttemptError),
     /// `timed_out`: the last attempt ran longer than its run timeout.
     TimedOut(AttemptError),
-    /// Back to `queued`, suspended: until its wait ends. The attempt does not count.
+    /// Back to `queued`, suspended until its wait ends. The attempt does not count.
     Suspended(Suspension),
     /// Back to `queued` at once, with a new turn: the host gave the job back unfinished. The attempt does not count; if
     /// it has started, it keeps its number.
@@ -140,7 +140,7 @@ pub fn decide(
             (error, Next::Backoff)
         }
         RunEnd::StackOverflow { backtrace } => {
-            let message = "the handler's calls went deeper than its stack (512 KiB)";
+            let message = "the handler's calls exceeded its stack (512 KiB); nest them less deeply";
             let error = AttemptError::new(ErrorKind::StackOverflow, message);
             (error.with_backtrace(&backtrace), Next::Backoff)
         }

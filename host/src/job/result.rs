@@ -112,7 +112,7 @@ pub(crate) fn is_readable(text: &str) -> bool {
     // A space ends a number at the end of the text.
     for (at, byte) in text.bytes().chain([b' ']).enumerate() {
         if !in_string && matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E') {
-            // The letters of `true` and `false` are not the start of one.
+            // The `e` of `true` and `false` does not start one.
             if byte.is_ascii_digit() || byte == b'-' {
                 number.get_or_insert(at);
             }

@@ -111,8 +111,7 @@ impl SqlFailure {
     /// The code of a statement whose number of rows differs from its declaration.
     pub const ROWS: &str = "rows";
 
-    /// Replaces the name of the statement if the session failed, or the settlement with which the statements are
-    /// committed.
+    /// Stands in for the name if the session failed, or the settlement that commits the statements.
     pub const NO_STATEMENT: &str = "(none)";
 }
 
