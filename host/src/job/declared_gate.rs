@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A gate. It is serialized with the keys of a manifest, which `rouse.declare_gates` takes.
+/// A gate. It is serialised with the keys of a manifest, which `rouse.declare_gates` takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeclaredGate {
     /// The limit.

@@ -253,7 +253,7 @@ fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
 fn require_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
     match job.payload.0.is_empty() && job.unread.is_none() {
         true => Err(RunEnd::PayloadRefused(
-            "the payload is missing: its row was deleted from rouse.payload".to_owned(),
+            "the payload is missing: its row was deleted from rouse.payload; enqueue the job again with its payload".to_owned(),
         )),
         false => Ok(()),
     }
@@ -394,7 +394,7 @@ fn traced<'a>(
     let job = &claim.job;
     let is_first = match job.attempt.0 {
         1 => true,
-        // The worker that has lost the first attempt may not have started it, or not have exported its spans.
+        // The worker that has lost the first attempt may not have started it, or may not have exported its spans.
         2 => job.ready_at.is_none(),
         _ => false,
     };
@@ -411,7 +411,6 @@ fn traced<'a>(
     }
 }
 
-/// The input of the guest.
 fn input(claim: &Claim, policy: &Policy, payload: String, trace: AttemptTrace) -> JobInput {
     let job = &claim.job;
     JobInput {

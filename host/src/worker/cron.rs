@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// The maximum number of schedules that are listed, and fired, at once. A transaction of this size takes tens of
 /// milliseconds.
 const LISTED_MAX: i32 = 250;
-/// The maximum number of due times that one transaction handles.
+/// A transaction is full once it has at least this many schedules and due times in all.
 const FIRED_MAX: usize = 500;
 /// The time between two looks for all due schedules. The other looks leave out schedules that became due long before
 /// the last look that found none due: while a transaction is open all day, the index keeps an entry for each firing.
@@ -343,7 +343,7 @@ async fn fire_one(
     let name = &one.due.schedule.name;
     let written = match not_fired.write(shared, &[*one]).await {
         Err(error) if is_refusal(&error) => {
-            warn!(schedule = name, %error, "the job of this schedule cannot be enqueued");
+            warn!(schedule = name, %error, "the job of this schedule cannot be enqueued; its current due times are skipped");
             let why = error.to_string();
             let refused = ScheduleDecision {
                 refused: Some(&why),
@@ -421,7 +421,7 @@ async fn continue_backfill(
         .await
     {
         Err(error) if is_refusal(&error) => {
-            warn!(schedule, backfill = id, %error, "the jobs of this backfill cannot be enqueued");
+            warn!(schedule, backfill = id, %error, "the jobs of this backfill cannot be enqueued; the backfill ends with this error");
             let why = error.to_string();
             not_fired
                 .continue_backfill(shared, &listed, &[], true, Some(&why))

@@ -35,7 +35,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         if let Err(error) = refresh(&shared, &mut pairs, &mut ages).await {
             warn_unless_unreachable!(
                 error,
-                "could not read the database metrics; they are out of date"
+                "could not read the database metrics; they are out of date until a later reading succeeds"
             );
         }
         tokio::time::sleep(pause_after(started.elapsed())).await;

@@ -81,7 +81,7 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
             }
             // If the database refuses one, the others are still created.
             Err(error) => {
-                warn!(handler, %error, "the schedule that a module declares cannot be created")
+                warn!(handler, %error, "the schedule that a module declares cannot be created; trying again in 5 minutes")
             }
         }
     }

@@ -48,8 +48,8 @@ const LOCK_WAIT: Duration = Duration::from_millis(20);
 /// The time that each further try waits for the lock if no other outcome waits for its turn.
 const LOCK_WAIT_LONG: Duration = Duration::from_millis(250);
 
-/// The time that it waits for the lock if others wait for their turns: a lock that is held for long would delay them,
-/// although theirs may be free.
+/// The time that each further try waits for the lock if other outcomes wait for their turns: a lock that is held for
+/// long would delay them, although theirs may be free.
 const LOCK_WAIT_SHORT: Duration = Duration::from_millis(1);
 
 /// The consequence of a failure.
@@ -58,12 +58,11 @@ enum Then {
     Again,
     /// The handler is parked.
     Parked,
-    /// The statement has failed; another attempt may succeed.
+    /// The statement has failed.
     Failed(SqlFailure),
 }
 
-/// Decides the consequence of a failure of one of these statements that is not caused by its data. Waits if the call is
-/// retried.
+/// Decides the consequence of a failure of one of these statements. Waits if the call is retried.
 async fn after_failure(
     shared: &Shared,
     handler: &Handler,
@@ -298,7 +297,7 @@ async fn prepare_partitions(shared: &Shared, warnings: &mut Repeats) -> bool {
         Ok(_) => return true,
         Err(error) => {
             if warnings.is_logged(Instant::now()) {
-                warn!(%error, "cannot create today's partition of the history");
+                warn!(%error, "cannot create today's partition of the history; trying again");
             }
             true
         }
@@ -307,8 +306,8 @@ async fn prepare_partitions(shared: &Shared, warnings: &mut Repeats) -> bool {
     is_missing
 }
 
-/// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; its lease then
-/// decides whether the commit is retried.
+/// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job, or if this is
+/// still unknown when the lease ends. The lease then decides whether the commit is retried.
 async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
     let mut warnings = Repeats::default();

@@ -433,7 +433,7 @@ impl<'a> Heartbeats<'a> {
                 self.failures += 1;
             }
             Err(error) if error.is_taken() => {
-                error!(%error, "another host has taken this worker's id; this host stops");
+                error!(%error, "another host has taken this worker's id; give each host its own (worker_id); this host stops");
                 self.fail(&error);
             }
             Err(error) => {

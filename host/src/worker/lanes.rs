@@ -62,8 +62,8 @@ pub(super) enum After {
     /// The cursor of a moment ago. Used in a lane without a backlog: the cursor is among jobs that are being committed
     /// now, in any order.
     Recent,
-    /// The last turn that was ever claimed; sweeps do not change it. Jobs that were committed late before it are left
-    /// out.
+    /// The last turn that was ever claimed, or up to which the lane was found empty. No sweep moves it back. Jobs that
+    /// were committed late before it are left out.
     Reached,
 }
 
@@ -128,7 +128,7 @@ struct Known {
     recent: [i64; 2],
     /// The turns up to which it was read at the last two sweeps, older first. `i64::MIN` if it was not served then.
     marks: [i64; 2],
-    /// The last turn that was ever claimed from it, or up to which it was found empty. Sweeps do not reset it.
+    /// The last turn that was ever claimed from it, or up to which it was found empty. No sweep moves it back.
     reached: i64,
 }
 

@@ -99,7 +99,7 @@ impl Logs {
             counter!("rouse_log_lines_lost_total").increment(lost);
             warn!(
                 lost,
-                "lines of guests were not stored with their attempts: the database is too slow"
+                "lines of guests were not stored with their attempts, because the database is too slow; they are only in this log"
             );
         }
         taken

@@ -266,7 +266,7 @@ impl LookPlan {
     }
 
     /// Records that a look at this time (database clock) promoted the due jobs that it found, except locked ones, the
-    /// first of which was due at `due_at`. It is searched for again after a second, then after twice the time, up to
+    /// first of which was due at `due_at`. It is searched for again after a second, then after waits that double, up to
     /// the interval of restarts.
     pub(super) fn left_locked(&mut self, now: Instant, due_at: SystemTime, at: SystemTime) {
         let is_known = |locked: &Locked| locked.due_at == due_at || !self.covers_locked();

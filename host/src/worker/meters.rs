@@ -30,7 +30,7 @@ pub enum OutcomeLabel {
     Refused,
     /// The response to its settlement was lost, and a later try was refused: its outcome may have been written.
     Unconfirmed,
-    /// Its lease was lost, and the worker knew this before the settlement.
+    /// It had lost its job, and the worker knew this before the settlement.
     Dropped,
     /// Its outcome could not be settled in time.
     GivenUp,

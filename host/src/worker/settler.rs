@@ -287,7 +287,7 @@ struct Settler<'a> {
     one_at_a_time: Arc<Semaphore>,
     /// The number of consecutive failures to settle anything.
     failures: u32,
-    /// True if something was settled since the start of the last batch other than [`Tried::Again`].
+    /// True if something has been settled since the start of the last batch other than [`Tried::Again`].
     has_space: bool,
 }
 

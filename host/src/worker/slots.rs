@@ -333,7 +333,7 @@ pub(super) async fn release_late_claims(shared: Arc<Shared>) {
     }
 }
 
-/// Gives back all claims in line. Called before the worker stops.
+/// Gives back all claims in line. Called when the worker stops, and when its incarnation has ended.
 pub(super) async fn release_all(shared: &Shared) {
     for claim in shared.slots.take_late(Instant::now()) {
         attempt::release_claim(shared, &claim, RunEnd::NotStarted).await;

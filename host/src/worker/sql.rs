@@ -244,7 +244,7 @@ impl Sql {
     pub(super) fn parked_because(&self, handler: &Handler) -> Option<(ParkedCause, Arc<str>)> {
         let table = &granted(handler)?.table;
         if !self.logins.contains_key(table) {
-            let why = format!("[handlers.\"{table}\".sql] of rouse.toml names no login");
+            let why = format!("[handlers.\"{table}\".sql] of rouse.toml has no login; set one");
             return Some((ParkedCause::Login, why.into()));
         }
         let (cause, why) = match &self.fits.load().get(&handler.manifest.name)?.state {

@@ -49,8 +49,8 @@ impl WaitStore for AttemptJournal {
     }
 }
 
-/// The names of the parents that follow the last page, at most 1,000: the database need not list and sort all names for
-/// each page.
+/// The names of the parents that follow the last page, at most 1,000, so that the database does not list and sort all
+/// names for each page.
 #[derive(Debug, Default)]
 pub(super) struct NextParents {
     /// The name before them; `None`: they are the first.

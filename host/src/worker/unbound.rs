@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use crate::job::{JobId, LaneId};
 use crate::store::ClaimedJob;
 
-/// The time for which nothing is claimed from a paused lane. After that, other jobs may have been enqueued, or the host
-/// that ran them may have stopped.
+/// The time for which nothing is claimed from a paused lane. By then, jobs that this host can run may have been
+/// enqueued, or another host that ran such jobs may have stopped.
 const PAUSED_FOR: Duration = Duration::from_secs(10);
 /// A lane is paused after this many jobs in any case: each costs a claim and a settlement.
 const ROUND_MAX: usize = 10_000;

@@ -14,7 +14,7 @@ const JOBS_MAX: usize = 20_000;
 /// Lanes whose jobs start in batches of at most this many (`None`: one by one), in one claim.
 type Alike = (Option<usize>, Vec<ClaimOrder>);
 
-/// The orders with whole batches instead of jobs: a share of one job is a batch.
+/// The orders, with the maximum of each rounded up to whole batches of this size. Without one, it is `wanted` batches.
 pub(super) fn whole(orders: &[ClaimOrder], size: usize, wanted: usize) -> Vec<ClaimOrder> {
     let jobs = |batches: usize| batches.clamp(1, wanted).min(JOBS_MAX / size) * size;
     let whole = |order: &ClaimOrder| ClaimOrder {

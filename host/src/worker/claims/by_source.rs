@@ -86,9 +86,10 @@ impl Covered {
     }
 }
 
-/// The positions from which the next search by source continues: a transaction that is open all day keeps the index
-/// entries of all jobs that have ended since. A restart forgets the positions: then each pair of a lane and a source is
-/// read from its start again. This finds jobs that were committed late, or were locked.
+/// The positions from which the next search by source continues. Without them, each search would read the index entries
+/// of jobs that have ended, and a transaction that is open all day keeps all of these. A restart forgets the positions:
+/// then each pair of a lane and a source is read from its start again. This finds jobs that were committed late, or
+/// were locked.
 pub(super) struct Reached {
     /// By lane and source: the turn after which to search. It is the last one that was claimed; or, if a search has
     /// found no job after it, the turn that `empty_to` was then. Without an entry, a pair is read from its start.

@@ -199,7 +199,7 @@ fn paused_lanes_are_closed_so_that_a_claim_covers_others() {
     assert_eq!(others.len(), 2);
     assert!(ids(&others).is_disjoint(&ids(&paused)));
     assert!(!lanes.are_only_some(&others));
-    // Their cursors stay, as those of lanes that gates have closed.
+    // Their cursors stay, like those of lanes that gates have closed.
     assert!(lanes.has_closed() && !lanes.wait_for_ends());
     assert!(!lanes.mark_active(paused[0].lane), "its jobs wait");
     assert!(!lanes.open_due(now));

@@ -46,7 +46,7 @@ fn distrust(shared: &Shared) {
     }
 }
 
-/// Sends a heartbeat after a lease was lost, which shows that this host did not crash because of the job.
+/// Sends a heartbeat after a lease was lost, which shows that the job has not crashed this host.
 fn show_life(shared: &Shared) {
     shared.presence.heartbeat_now.notify_one();
 }

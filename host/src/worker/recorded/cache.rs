@@ -36,7 +36,7 @@ struct Job {
 }
 
 impl StepCache {
-    /// Takes the steps of a job that starts; none if none are kept.
+    /// Takes the cached steps of a job that starts, if there are any.
     pub(in crate::worker) fn take(&self, id: JobId) -> RecordedSteps {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.remove(id).unwrap_or_default()

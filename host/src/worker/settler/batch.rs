@@ -270,7 +270,7 @@ impl Settler<'_> {
     async fn prepare_partitions(&mut self) -> bool {
         let prepared = self.shared.store.prepare_partitions().await;
         if let Err(error) = &prepared {
-            error!(%error, "cannot create today's partition of the history");
+            error!(%error, "cannot create today's partition of the history; trying again");
             self.wait().await;
         }
         prepared.is_ok()

@@ -26,8 +26,8 @@ const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// without a free connection, does not matter.
 const UNAVAILABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// The maximum number of logins that are checked at the same time. A login that does not respond takes up to 15 s for
-/// each step of a check; if there are more of these than this, the others wait for them.
+/// The maximum number of logins that are checked at the same time. Each step of a check takes up to 15 s if the login
+/// does not respond. If more logins than this do not respond, the others wait for them.
 const LOGINS_AT_ONCE: usize = 16;
 
 /// Checks the statements of all handlers when the worker starts and after each change to the handlers, and rechecks

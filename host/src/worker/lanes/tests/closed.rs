@@ -82,7 +82,7 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
 }
 
 #[test]
-fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
+fn if_a_lane_behind_a_limit_had_room_the_others_open_too() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
     lanes.learn((1..30).map(|n| of_tenant(n, n, "a")).collect());
@@ -324,7 +324,7 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
     }
 }
 
-/// Two of them are behind their own gate, which is full.
+/// Most of the lanes are also behind a gate of their own, which is full.
 #[test]
 fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one() {
     let mut lanes = Lanes::default();

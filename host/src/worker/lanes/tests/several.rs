@@ -371,7 +371,7 @@ fn a_lane_whose_next_rate_opens_later_than_the_one_it_waits_for_moves_on_without
     );
 }
 
-/// Each lane is behind a shared limit and a rate of its own, which both are used up most of the time.
+/// Each lane is behind a shared limit and a rate of its own, both of which are used up most of the time.
 #[test]
 fn the_rates_of_tenants_behind_a_shared_limit_are_not_tried_before_they_open() {
     let own_rate = || Gate::rate("rate", 1, 1_000).of_each();
