@@ -1,6 +1,6 @@
 //! Admin actions on a job, for the command line. Programs call the SQL functions themselves
-//! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state. Those on queues, gates,
-//! schedules, workers, flows and the state of handlers are made in the same way (`Store::act`).
+//! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state. Admin actions on queues,
+//! gates, schedules, workers, flows and the state of handlers use `Store::act` too.
 //!
 //! The statements limit the wait for locks, and restore the setting before the commit: commits that send a notification
 //! wait for each other. Without a limit, a host would stop waiting for the response, and the change would still be made

@@ -119,8 +119,7 @@ impl ClaimResult {
     }
 }
 
-/// A lane from which a claim took no job, because gates do not let any of its jobs start now, or the worker's login may
-/// not claim from it.
+/// A lane of which no further job may start now, because of gates, or because the worker's login may not claim from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedLane {
     /// The lane.

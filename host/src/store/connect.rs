@@ -137,7 +137,7 @@ impl Connector {
         })
     }
 
-    /// Like [`new`](Self::new), with a string that is set.
+    /// Like [`new`](Self::new), with a connection string.
     ///
     /// # Errors
     /// If a setting cannot be used.
@@ -291,7 +291,8 @@ impl Connector {
     /// A pool of at most `size` connections. Nothing is opened yet.
     ///
     /// It hands out the connection that was returned last. A session reads the catalog and makes its plans when it
-    /// first calls a function, which takes milliseconds: in turn, all sessions would do so for each function.
+    /// first calls a function, which takes milliseconds: if connections took turns, every session would do so for every
+    /// function.
     pub fn pool(&self, size: usize) -> Pool {
         let manager = Manager::from_connect(
             self.config.clone(),

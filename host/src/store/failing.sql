@@ -1,5 +1,5 @@
--- The handlers whose jobs have failed in the last hour, those with the most failures first: of the $1 newest jobs that
--- did not succeed. Served by finished_unsuccessful.
+-- The handlers whose jobs have failed in the last hour, those with the most failures first. Counts only the $1 newest
+-- jobs that did not succeed. Served by finished_unsuccessful.
 WITH newest AS MATERIALIZED (
     SELECT f.lane, f.state, f.finished_at, f.error, f.id FROM rouse.finished AS f WHERE f.state <> 'succeeded' ORDER BY f.id DESC LIMIT $1)
 SELECT jsonb_build_object(

@@ -48,9 +48,9 @@ pub struct Backfill {
     pub cron: String,
     /// Its time zone.
     pub time_zone: String,
-    /// The first time.
+    /// The start of its range.
     pub since: Timestamp,
-    /// The time after the last one.
+    /// The end of its range: due times at this time or later do not belong to it.
     pub before: Timestamp,
     /// Due times up to this one are handled.
     pub handled_until: Option<Timestamp>,

@@ -33,7 +33,7 @@ pub struct JobList {
 }
 
 impl Store {
-    /// The newest jobs that match, live or finished, of the newest that are examined.
+    /// The newest matching jobs, live or finished, among the newest `max_examined`.
     pub async fn jobs(&self, listing: &Listing) -> Result<JobList, StoreError> {
         let found = self
             .search_jobs_among(

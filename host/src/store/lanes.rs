@@ -17,7 +17,7 @@ pub const CATALOG_WINDOW: i64 = 256;
 /// The result of a recovery of inboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InboxRecovery {
-    /// The jobs that are in shared lanes now.
+    /// The number of jobs that were moved to shared lanes.
     pub moved: i32,
     /// The number of these that had been ready for more than a day.
     pub late: i32,
@@ -37,7 +37,7 @@ pub struct Lane {
     pub queue: String,
     /// The handler that its jobs are for.
     pub handler: String,
-    /// The priority class.
+    /// The priority of its jobs.
     pub priority: Priority,
     /// Tags that a worker must have.
     pub tags: Vec<String>,
@@ -48,7 +48,7 @@ pub struct Lane {
     pub retired: bool,
 }
 
-/// The version of the settings of fair queues. Each change to one of them makes it another one.
+/// The version of the settings of fair queues. It is different after each change to one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FairVersion(i64);
 

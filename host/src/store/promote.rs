@@ -14,14 +14,14 @@ const PROMOTED_MAX: i32 = 1000;
 /// The result of a promotion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promotion {
-    /// The number of jobs that can be claimed now.
+    /// The number of promoted jobs, which can be claimed now.
     pub promoted: u32,
     /// The time until the next job is due, by the database's clock; `None` if there is none.
     pub next_due: Option<Duration>,
     /// The ids of the promoted jobs, if they were requested.
     pub ids: Vec<JobId>,
-    /// The time at which the first due job that was left because it was locked had become due, by the database's clock.
-    /// `None` if there is none, or if the promotion is not complete.
+    /// If due jobs were left because they were locked, the time at which the first of them became due, by the
+    /// database's clock. `None` if there are none, or if the promotion is not complete.
     pub left_at: Option<SystemTime>,
 }
 

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn locked_jobs_are_tried_again_once_with_waiting() {
+    fn locked_jobs_are_waited_for_once() {
         let mut all = RetryAll::new(Value::Null, 2);
         call(&mut all, None, &locked(&[9, 8], Some(8)));
         assert!(!all.wait.is_started());

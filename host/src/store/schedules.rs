@@ -25,9 +25,9 @@ pub struct NewSchedule {
     pub overlap: Option<String>,
     /// `none`, `one` or `all`.
     pub catch_up: Option<String>,
-    /// Seconds.
+    /// The age, in seconds, beyond which missed due times get no job.
     pub catch_up_window_secs: Option<f64>,
-    /// Seconds.
+    /// The longest delay of a job after its due time, in seconds.
     pub jitter_secs: Option<f64>,
     /// The queue of its jobs.
     pub queue: Option<String>,

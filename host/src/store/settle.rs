@@ -20,7 +20,7 @@ pub struct Settlement {
     pub id: JobId,
     /// The fence of its claim.
     pub fence: Fence,
-    /// The time from the claim to the actual start. `None` if the attempt never started.
+    /// The time from the arrival of the claim to the actual start. `None` if the attempt never started.
     pub started_after: Option<Duration>,
     /// The usage of the attempt, and the module. `None` if it ended before its payload was checked.
     pub guest_run: Option<GuestRun>,

@@ -12,7 +12,7 @@ use super::{Store, StoreError};
 pub struct LeasedShards {
     /// The queue.
     pub queue: String,
-    /// The number of shards that it has.
+    /// The number of its shards.
     pub shards: u32,
     /// The numbers of those that the worker has leased.
     pub own: HashSet<u32>,

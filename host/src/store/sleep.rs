@@ -1,4 +1,4 @@
-//! Workers that want to be notified: hints that enqueue reads.
+//! Requests for notifications by idle workers: hints that enqueues read.
 
 use std::time::Duration;
 

@@ -33,10 +33,10 @@ pub struct Opener {
     abandoned: Mutex<Vec<Opening>>,
 }
 
-/// An abandoned connection attempt that is older than this, and has not ended, is no longer reused.
+/// An abandoned try that is older than this, and has not ended, is no longer reused.
 const REUSE_AGE_MAX: Duration = Duration::from_secs(3);
 
-/// An attempt to open a connection of the pool.
+/// A try to open a connection of the pool.
 type Opening = Try<ClientWrapper, Error>;
 
 /// The try that a caller waits for. If the caller gives up, the try is abandoned.

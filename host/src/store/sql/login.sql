@@ -1,7 +1,7 @@
 -- Why this login must not run statements of handlers; null if it may. A superuser could do anything, and so could a
 -- member of one, with set_config('role', …). A member of another role of Rouse could change jobs without their fence,
--- read them, or enqueue jobs without a grant. The predefined roles for all data reach Rouse's tables too, and those for
--- the server's files and programs make almost a superuser. Reads catalogs only.
+-- read them, or enqueue jobs without a grant. A member of the predefined roles for all data can reach Rouse's tables
+-- too, and a member of those for the server's files and programs is almost a superuser. Reads catalogs only.
 SELECT CASE
     WHEN r.rolsuper THEN 'the login is a superuser; statements of handlers need a login with only the privileges that they use'
     WHEN EXISTS (SELECT FROM pg_roles AS s WHERE s.rolsuper AND pg_has_role(session_user, s.oid, 'MEMBER'))

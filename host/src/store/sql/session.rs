@@ -39,8 +39,8 @@ pub(super) const RESET: &str =
 /// Fails on a standby.
 const WRITABLE: &str = "BEGIN READ WRITE; ROLLBACK";
 
-/// Switches off `transaction_timeout`, which Postgres has from 17 on. The other timeouts have no effect while its value
-/// is shorter than theirs, although its timer may have been started with an earlier, long value. And a transaction that
+/// Switches off `transaction_timeout` (Postgres 17 and later). The other timeouts have no effect while its value is
+/// shorter than theirs, although its timer may have been started with an earlier, long value. And a transaction that
 /// always takes longer than a timeout of the login would be tried again until the lease ends.
 const NO_TRANSACTION_TIMEOUT: &str =
     "SELECT pg_catalog.set_config('transaction_timeout', '0', true)
