@@ -189,7 +189,7 @@ $$;
 -- max_attempts, grants, lease, timeout and unique key, but without a job timeout: the old job's deadline has passed, or
 -- was meant for that job only. Returns the id of the new job; or, if a live job prevents the retry, the id of that live
 -- job, with `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if the
--- payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
+-- payload was removed. Served by job_retry and job_unique_key; wakes workers as an enqueue does.
 --
 -- If its chain has failed, the retry continues the chain; if the chain is live, its live job is the retry; if the end
 -- of the chain is no longer kept, it is final, and the retry starts a chain of its own. If the job never ran, the retry

@@ -22,8 +22,8 @@ LANGUAGE sql IMMUTABLE AS $$
             GROUP BY e.part) AS g) AS every
 $$;
 
--- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if
--- there is one. p_queue and p_priority are those of its parent; p_worker is the worker that runs the attempt. p_own:
+-- Enqueues one job of an attempt, with all checks, and returns its id, or the id of the live job with its unique key,
+-- if there is one. p_queue and p_priority are those of its parent; p_worker is the worker that runs the attempt. p_own:
 -- the children of the attempt that are already enqueued; `after` names them as -1, -2 ….
 CREATE OR REPLACE FUNCTION rouse._enqueue_child(
     p_worker bigint, p_id bigint, p_parent rouse.parent_job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
@@ -106,7 +106,7 @@ BEGIN
     IF p_chain = ANY (p_chains) THEN
         RETURN true;
     END IF;
-    -- For most chains, no job waits.
+    -- Most chains have no waiting jobs.
     PERFORM FROM rouse.dependency AS d WHERE d.chain = p_chain LIMIT 1;
     RETURN FOUND AND EXISTS (
         WITH RECURSIVE waited_for(chain) AS (

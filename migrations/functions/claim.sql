@@ -34,10 +34,11 @@
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, in the order of the ids:
 -- rows that were enqueued together are updated together, regardless of lane. The caller knows the order of the lanes.
--- These are followed by a row without an id for each lane from which gates let no job start now: `closed_by` names
+-- These are followed by a row without an id for each lane from which gates let no job start now: `closed_by` names the
 -- gates, and `lease_ms` is the number of milliseconds for which they let none start (null: until a job of the key has
--- ended). So does a row for each lane that the worker's login may not claim from, for half a minute: `closed_by` is
--- `the login`, which is not the name of a gate. Peeks do not check the login, and would find these lanes again.
+-- ended). A lane that the worker's login may not claim from has such a row too, with half a minute: its `closed_by` is
+-- `the login`, which is not the name of a gate. Peeks do not check the login: without that row, they would find the
+-- lane again at once.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)
@@ -286,7 +287,7 @@ BEGIN
         all_bytes := all_bytes + taken_bytes;
         p_wanted := p_wanted - cardinality(taken);
         lane_room := lane_room - cardinality(taken);
-        -- Any other number would make the array as long as that.
+        -- An assignment to any other index would extend the array to it.
         IF pair.handler BETWEEN 1 AND cardinality(p_rooms) THEN
             p_rooms[pair.handler] := p_rooms[pair.handler] - cardinality(taken);
         END IF;

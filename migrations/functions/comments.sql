@@ -54,7 +54,7 @@ COMMENT ON FUNCTION rouse.cancel IS
 COMMENT ON FUNCTION rouse.cancel_flow IS
     'Cancels live jobs of a flow, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.signal IS
-    'Sends a signal to a job, which ends its wait for it, now or later; false if the job has ended.';
+    'Sends a signal to a job and ends its wait for that signal, now or once it waits; false if the job has ended.';
 COMMENT ON FUNCTION rouse.retry_flow IS
     'Retries jobs of a flow that did not succeed, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.delete_flow IS
@@ -139,7 +139,7 @@ COMMENT ON FUNCTION rouse.sleep IS
 COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
 COMMENT ON FUNCTION rouse.declare_fair_share IS
-    'Sets how the jobs of a queue share its workers, as the settings of a worker say.';
+    'Sets how the jobs of a queue share its workers, according to the settings of a worker.';
 COMMENT ON FUNCTION rouse.lease_shards IS
     'Leases shards of queues for the worker, or renews the lease, and returns its shards.';
 COMMENT ON FUNCTION rouse.newest_lanes IS
@@ -177,7 +177,7 @@ COMMENT ON FUNCTION rouse.returned_calls IS
 COMMENT ON FUNCTION rouse.parent_ends IS
     'Returns the ends of the chains that a job has waited for.';
 COMMENT ON FUNCTION rouse.recorded_results IS
-    'Returns results of recorded steps, as many as one reply may hold.';
+    'Returns results of recorded steps, as many as one response may hold.';
 COMMENT ON FUNCTION rouse.record_step IS
     'Records the result of a step behind the fence; returns null or the reason for a refusal.';
 COMMENT ON FUNCTION rouse.confirm IS

@@ -463,7 +463,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN rouse._note_releases(p_chains, p_succeeded);
     END IF;
-    -- For most jobs, no other job waits.
+    -- Most jobs have no others that wait for them.
     PERFORM FROM unnest(p_chains) AS ended(chain)
     CROSS JOIN LATERAL (SELECT FROM rouse.dependency AS d WHERE d.chain = ended.chain LIMIT 1) AS d LIMIT 1;
     IF NOT FOUND THEN

@@ -229,12 +229,12 @@ $$;
 
 -- Moves up to p_wanted jobs (at most 10,000) to shared lanes from inboxes of workers that no longer take them: they
 -- have ended, or do not have the handler any more. Those of high priority go first. Returns the number of moved jobs,
--- the number of these that had been ready for more than a day, and where to continue at once: the inbox and the turn
--- for p_inbox and p_turn of the next call; null: there is no more. Both are null in the first call. Any worker may call
--- it at any time, including at the same time as others: an inbox that another call is emptying is left out, and so is a
--- job that another call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs. An inbox that
--- was closed more than a day ago is left out: only a transaction that was open for that long can leave a job in it, and
--- then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
+-- the number of these that had been ready for more than a day, and where to continue at once: the inbox and the turn to
+-- pass as p_inbox and p_turn to the next call; null: there are no more. The first call passes nulls. Any worker may
+-- call it at any time, including at the same time as others: an inbox that another call is emptying is left out, and so
+-- is a job that another call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs. An inbox
+-- that was closed more than a day ago is left out: only a transaction that was open for that long can leave a job in
+-- it, and then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
 CREATE OR REPLACE FUNCTION rouse.recover_direct(
     p_worker bigint, p_key bytea, p_wanted integer, p_inbox bigint, p_turn bigint,
     OUT moved integer, OUT late integer, OUT inbox bigint, OUT turn bigint)

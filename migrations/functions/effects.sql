@@ -10,8 +10,8 @@
 
 -- Settles attempts that have succeeded, like rouse.settle, all of them or none. Returns whether rouse.continue_releases
 -- has anything to do. Waits up to p_lock_wait_ms, at most 250 ms, for a locked row; after that, the call fails with
--- lock_not_available. A host has few of these sessions, so it waits that long only for one attempt at a time, one whose
--- row it has found locked before. Served by the primary key of rouse.job.
+-- lock_not_available. A host has few of these sessions, so it waits that long only for a single attempt whose row it
+-- has found locked before. Served by the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse.settle_with_effects(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_lock_wait_ms integer DEFAULT 250) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER

@@ -328,7 +328,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.enqueue: unique_key must have 1 to 512 characters and at most 1024 bytes, or be left out'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A source may be bound to another handler. What an attempt enqueues is checked by the worker that runs it.
+    -- A source may be bound to another handler. The worker checks what its attempts enqueue.
     IF p_source IS NULL AND p_origin IS NULL AND p_chain IS NULL THEN
         PERFORM rouse._check_contract(p_handler, p_payload);
     END IF;

@@ -40,8 +40,8 @@ $$;
 --   backfills  up to ten that are not finished, in the order of their ids, starting after `p_after_backfill`, and
 --              then from the first one; null: none
 --
--- `p_except`: revisions of schedules that are left out, because the caller could not fire them a moment ago. Otherwise
--- `p_max` schedules that nobody can fire would keep all others off the list. `p_except_backfills`: the same for
+-- `p_except`: revisions of schedules that are left out, because the caller could not fire them a moment ago. Otherwise,
+-- `p_max` schedules that cannot be fired would keep all others off the list. `p_except_backfills`: the same for
 -- backfills, by id.
 --
 -- Locks nothing. Served by schedule_due and backfill_open.

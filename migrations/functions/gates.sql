@@ -661,8 +661,8 @@ END
 $$;
 
 -- Charges the throttles for the jobs that were claimed at this time; `p_lanes` contains the lane of each job. Returns
--- the lanes from which no job may start now, with the gates that have no room for it: a row for each number of
--- milliseconds for which that lasts (null: until a job of the key has ended). Waits up to 5 s for a change to the gate,
+-- the lanes from which no job may start now, with the gates that have no room: for each lane, a row for each number of
+-- milliseconds that this lasts (null: until a job of the key has ended). Waits up to 5 s for a change to the gate,
 -- which also changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
@@ -710,8 +710,8 @@ BEGIN
 END
 $$;
 
--- The key of a gate for a job that is being enqueued: a JSON array of its tenant, as with unique keys, and of the values
--- of the gate.
+-- The key of a gate for a job that is being enqueued: a JSON array of the job's tenant, as with unique keys, and of the
+-- gate's values.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
     p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -723,8 +723,8 @@ BEGIN
 END
 $$;
 
--- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job
--- that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not enqueued in the end, the
+-- Passes a job that is being enqueued through the gates that act on enqueues, in the order of their names. `live`: the
+-- job that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not enqueued in the end, the
 -- caller opens the gates again (rouse._open_gates). `passed`: their rows as they were before; a new row names this job.
 -- `replaced`: the caller has to give that job the arguments of this one, and make it due at `run_at`. Jobs of other
 -- tenants do not count, as with unique keys. `p_may_refuse`: a gate may raise an error; otherwise such a job gives way
@@ -811,7 +811,7 @@ END
 $$;
 
 -- Reopens gates that have let through a job that is not enqueued after all. `p_passed`: their rows as they were before.
--- Such a row may name a job that runs, and keeps others out again once it waits for its retry.
+-- Such a row may name a running job, which keeps others out again once it waits for its retry.
 CREATE OR REPLACE FUNCTION rouse._open_gates(p_id bigint, p_passed rouse.gate_key[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -1117,8 +1117,8 @@ BEGIN
 END
 $$;
 
--- Deletes the keys of gates that no longer have an effect (rouse.gate_key). Reads the next 10,000 keys after this one,
--- {gate, key}; null: the first ones. `reached` is the last one, or null if there are no more. It waits for neither
+-- Deletes the keys of gates that no longer have an effect (rouse.gate_key). Reads the next 10,000 keys after p_after,
+-- {gate, key}; null: from the first. `reached` is the last one read, or null if there are no more. It waits for neither
 -- producers nor claims, and holds the locks of the deleted keys until it commits. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.maintain_gate_keys(p_worker bigint, p_key bytea, p_after text[], OUT reached text[], OUT deleted integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'

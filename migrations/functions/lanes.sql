@@ -202,8 +202,8 @@ END
 $$;
 
 -- The lane in which an enqueue would put a job of lane p_lane now, without choosing a worker (direct dispatch): the
--- queue may be divided by other values since. Unlike rouse._lane, it raises no error if there are too many lanes,
--- because the job was already accepted. Served by lane_id and lane_key.
+-- queue may have been divided by other values since then. Unlike rouse._lane, it raises no error if there are too many
+-- lanes, because the job was already accepted. Served by lane_id and lane_key.
 CREATE OR REPLACE FUNCTION rouse._lane_now(p_lane bigint, p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -6,7 +6,7 @@
 --
 --   RW006  the login may not make the call
 
--- True if one of these patterns matches: a name, or a prefix that ends in *.
+-- True if one of these patterns matches: a name, or a prefix followed by *.
 CREATE OR REPLACE FUNCTION rouse._matches_any(p_name text, p_patterns text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(bool_or(CASE WHEN right(p.pattern, 1) = '*' THEN starts_with(p_name, left(p.pattern, -1)) ELSE p_name = p.pattern END), false)
@@ -90,7 +90,7 @@ LANGUAGE sql STABLE AS $$
           AND l.tags <@ mine.tags AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) AS lane ON true
 $$;
 
--- The queues for which the limited worker may be notified; for '*' (any), those that it has registered.
+-- The queues of this list that the limited worker may serve; '*' (any) stands for all that it has registered.
 CREATE OR REPLACE FUNCTION rouse._permitted_queues(p_worker bigint, p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(q.name)

@@ -155,7 +155,7 @@ BEGIN
         SELECT jsonb_agg(d.key ORDER BY d.key) FROM jsonb_each(rouse._definition(p_schedule)) AS d
         WHERE d.value IS DISTINCT FROM rouse._definition(was) -> d.key);
     IF changed IS NULL AND p_schedule.module_version IS NOT DISTINCT FROM was.module_version THEN
-        -- Workers of another login may declare the same schedule by now.
+        -- The workers that declare it may have another login now.
         UPDATE rouse.schedule AS s SET login = p_schedule.login
         WHERE s.name = p_schedule.name AND p_schedule.module_version IS NOT NULL AND s.login <> p_schedule.login;
         RETURN 'unchanged';
@@ -320,7 +320,7 @@ END
 $$;
 
 -- Pauses a schedule, and returns the time at which it was paused. Nothing is enqueued for times that are due while it
--- is paused; jobs that it has enqueued run.
+-- is paused; jobs that were already enqueued still run.
 CREATE OR REPLACE FUNCTION rouse.pause_schedule(name text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -404,7 +404,7 @@ $$;
 
 -- Enqueues a job of a schedule now and returns its id, even if the schedule is not due, is paused, or has a live job.
 -- While the previous job is live, the new one does not take its place: otherwise, once the new one had ended, the next
--- due time would not see the other one.
+-- due time would not see the previous one.
 CREATE OR REPLACE FUNCTION rouse.run_schedule(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -438,7 +438,7 @@ BEGIN
        OR backfill_schedule.since < '1970-01-01Z' THEN
         RAISE EXCEPTION 'rouse.backfill_schedule: since must be earlier than before, and both in the past, not % and %',
             coalesce(backfill_schedule.since::text, 'null'), coalesce(backfill_schedule.before::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Due times from since up to, but not including, before get a job.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A backfill covers the due times from since (inclusive) to before (exclusive).';
     END IF;
     IF (SELECT count(*) FROM rouse.backfill AS b WHERE b.schedule = was.name AND b.finished_at IS NULL) >= 10 THEN
         RAISE EXCEPTION 'rouse: schedule % already has 10 unfinished backfills', was.name

@@ -95,8 +95,9 @@ BEGIN
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
     END IF;
-    -- Few jobs have others that wait for them: this is a single lookup for all jobs, unless their ids are far apart. In
-    -- between, a transaction that is open all day may have kept a hundred thousand entries of others.
+    -- Few jobs have others that wait for them: this is a single lookup for all jobs, unless their ids are far apart.
+    -- Between their ids, there may be a hundred thousand dead entries of other jobs, kept by a transaction that is open
+    -- all day.
     IF highest - lowest > 100 + 10 * cardinality(ended) THEN
         PERFORM FROM rouse.dependency AS d WHERE d.chain = ANY (ended || chains) LIMIT 1;
     ELSE

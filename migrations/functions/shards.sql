@@ -183,8 +183,8 @@ END
 $$;
 
 -- Divides the lanes of a queue into this many shards, 2 to 1024; 0: all workers serve all lanes. Workers lease new
--- shards within seconds. Claims that are in progress when a queue gets shards for the first time are not taken into
--- account. Leaves a record.
+-- shards within seconds. A claim that is in progress when a queue gets its first shards may still claim from any lane.
+-- Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.set_shards(queue text, shards integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

@@ -265,7 +265,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at           timestamptz := clock_timestamp();
     asked        integer := cardinality(p_lines);
-    -- Its own attempts, and what the call adds to their logs at most.
+    -- Its own attempts, and how much the call adds to their logs at most.
     own_jobs     bigint[];
     own_attempts integer[];
     own_bytes    bigint[];
@@ -285,7 +285,7 @@ BEGIN
        OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.attempt = reported.attempt
                                                   AND r.worker = p_worker);
     IF p_repeats THEN
-        -- The inner query returns no more rows than lines were sent: it may be searched for each line.
+        -- The inner query returns no more rows than lines were sent, so it may be searched for each line.
         p_lines := ARRAY(
             SELECT s FROM unnest(p_lines) AS s
             WHERE (s.id, greatest(s.attempt, 1), greatest(s.line, 1)) NOT IN (

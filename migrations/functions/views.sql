@@ -395,7 +395,7 @@ FROM (
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = a.lane LIMIT 1) AS l
 GROUP BY a.day, l.handler, a.tenant;
 
--- The running attempts, the longest first. Served by job_lease.
+-- The running attempts. Served by job_lease.
 CREATE OR REPLACE VIEW rouse.top AS
 SELECT j.id, l.handler, l.queue, j.tenant, w.worker_id, j.attempt, j.claimed_at, p.percent, p.step,
        r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, r.at

@@ -156,8 +156,8 @@ BEGIN
 END
 $$;
 
--- The handlers of a host have names of up to 128 characters, and capabilities of less than 400 bytes each. The total is
--- checked first, because the other checks read every handler.
+-- The total size is checked first, because the other checks read every handler. It allows 10,000 handlers with names of
+-- 128 characters and capabilities of 400 bytes.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -471,7 +471,7 @@ BEGIN
     WHERE w.ctid = own AND coalesce(w.stopped_at, w.dead_at) IS NULL
     RETURNING w.timeouts, w.changes INTO timeouts, changes;
     IF NOT FOUND THEN
-        -- The incarnation has ended while the call waited for its row.
+        -- The incarnation ended while the call waited for its row.
         PERFORM rouse._authenticated_as_limited(p_worker, p_key);
         -- Or only rouse.live_worker still has it, because somebody has deleted its row with the triggers disabled.
         RAISE EXCEPTION 'rouse: no worker has incarnation % and this key', p_worker USING ERRCODE = 'RW004';
