@@ -21,8 +21,8 @@ use crate::store::Audit;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 With a job: its whole history, from the request to the end, oldest first. Without one: the events since a time, newest \
-first: ended jobs and attempts, released claims, renewals, and admin actions with the login. Nobody can rewrite ended jobs, not even \
-the owner of the schema, without leaving a record (rouse.unlock_history).\n\
+first: ended jobs and attempts, released claims, renewals, and admin actions with the login. Ended jobs are never rewritten by \
+accident: even the owner of the schema has to call rouse.unlock_history first, which leaves a record.\n\
 The search goes back until the page is full, at most to --since; a filter with few matches may search the whole range.\n\
 Needs the role rouse_observer or rouse_operator.\n\
 Exit codes: 0 found, even if no event matches · 3 no such job")]

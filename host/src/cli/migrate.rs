@@ -21,7 +21,8 @@ pub(super) struct Args {
     #[arg(long)]
     check: bool,
 
-    /// How long to wait for locks of other sessions; producers and workers are not blocked during the wait
+    /// How long to wait for locks of other sessions; each try delays producers and workers by at most 150 ms for each
+    /// lock
     #[arg(long, value_name = "TIME", value_parser = duration::argument, default_value = "60s")]
     wait: Duration,
 

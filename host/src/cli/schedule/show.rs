@@ -19,7 +19,7 @@ use crate::job::cron::DueTimes;
 #[command(after_help = "\
 Needs the role rouse_observer.\n\
 Outcomes of a due time: enqueued · queued (behind the previous job) · replaced (the previous job was cancelled) · backfilled · \
-manual (rouse schedule run) · skipped (the previous job was live) · missed (this due time, and perhaps earlier ones, were too old) · \
+manual (rouse schedule run) · skipped (the previous job was live) · missed (this due time was too old, and perhaps earlier ones too) · \
 refused (the job could not be enqueued)\n\
 Exit codes: 0 found · 3 no such schedule")]
 pub(super) struct Args {
