@@ -77,7 +77,7 @@ transaction has locked a job of it")]
 /// Options of `rouse flow ls`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Needs the role rouse_observer. The jobs of each flow are counted, so large flows take longer."
+    after_help = "Needs the role rouse_observer or rouse_operator. The jobs of each flow are counted, so large flows take longer."
 )]
 struct Ls {
     #[command(flatten)]

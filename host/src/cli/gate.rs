@@ -53,7 +53,7 @@ enum Operation {
 
 /// Options of `rouse gate ls`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Needs the role rouse_observer.")]
+#[command(after_help = "Needs the role rouse_observer or rouse_operator.")]
 struct Ls {
     #[command(flatten)]
     target: Target,

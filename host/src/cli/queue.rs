@@ -75,7 +75,7 @@ enum Operation {
 /// Options of `rouse queue ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. At most 10,000 jobs of a lane are counted, and about a million in all lanes; a + \
+Needs the role rouse_observer or rouse_operator. At most 10,000 jobs of a lane are counted, and about a million in all lanes; a + \
 after the number means that there are more.")]
 struct Ls {
     #[command(flatten)]

@@ -89,7 +89,7 @@ enum Operation {
 
 /// Options of `rouse schedule ls`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Needs the role rouse_observer.")]
+#[command(after_help = "Needs the role rouse_observer or rouse_operator.")]
 struct Ls {
     #[command(flatten)]
     target: Target,

@@ -67,7 +67,7 @@ enum Operation {
 
 /// Options of `rouse state ls`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Needs the role rouse_observer.")]
+#[command(after_help = "Needs the role rouse_observer or rouse_operator.")]
 struct Ls {
     #[command(flatten)]
     target: Target,
@@ -87,7 +87,7 @@ struct Ls {
 /// Options of `rouse state get`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. Prints the raw bytes; on a terminal, with control characters escaped. With \
+Needs the role rouse_observer or rouse_operator. Prints the raw bytes; on a terminal, with control characters escaped. With \
 --json, a value that is JSON is in `value`, any other in `base64`.\n\
 Exit codes: 0 the key exists · 3 there is no such key")]
 struct Get {

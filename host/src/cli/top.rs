@@ -38,7 +38,7 @@ const CLEAR: &str = "\x1b[2J\x1b[H";
 /// Options of `rouse top`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. The longest-running attempts come first, or those that use the most (--sort). Workers \
+Needs the role rouse_observer or rouse_operator. The longest-running attempts come first, or those that use the most (--sort). Workers \
 report usage every 5 seconds, for attempts that have run for 2 seconds; `-` means that nothing is known yet. For ended \
 attempts see `rouse job ID` and the view rouse.usage.")]
 pub(super) struct Args {

@@ -21,7 +21,7 @@ use crate::cli::text::{as_json, plain, strings};
 Lists the keys that have ready jobs, and those for which the gate has an effect now; those with the most waiting jobs \
 first. At most 10,000 waiting jobs of a lane are counted, and about a million in all lanes; a + after the number means \
 that there are more.\n\
-Needs the role rouse_observer. Exit codes: 0 found · 3 no such gate")]
+Needs the role rouse_observer or rouse_operator. Exit codes: 0 found · 3 no such gate")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

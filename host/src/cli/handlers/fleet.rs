@@ -22,7 +22,7 @@ const NAMED_MAX: usize = 4;
 /// Options of `rouse handlers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. Exit code: 0, even if no handler matches; with --handlers, as for \
+Needs the role rouse_observer, rouse_operator or rouse_worker. Exit code: 0, even if no handler matches; with --handlers, as for \
 `rouse handlers`")]
 pub(super) struct Args {
     #[command(flatten)]

@@ -28,7 +28,7 @@ const EXIT_UNKNOWN: u8 = 3;
 /// Options of `rouse handlers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker; with --handlers no database.\n\
+Needs the role rouse_observer, rouse_operator or rouse_worker; with --handlers no database.\n\
 Exit codes: 0 found · 3 no worker and no folder has it, and no job waits for it")]
 pub(super) struct Args {
     #[command(flatten)]

@@ -24,7 +24,7 @@ const NEWEST: i32 = 20;
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. Ended jobs are listed as long as they are kept (keep_days). \
+Needs the role rouse_observer or rouse_operator. Ended jobs are listed as long as they are kept (keep_days). \
 One listing examines the newest 100,000 jobs, of all queues and handlers, and reports if it did not find enough among them; \
 --before ID continues from there. With --since and --until, jobs that ended on days (UTC) outside this period are not \
 examined. A listing of unsuccessful jobs only (by --state, --error or --kind) examines only those.\n\

@@ -23,7 +23,7 @@ use crate::store::NewSchedule;
 The same as SELECT rouse.schedule(…). If the schedule exists, it is replaced as a whole: options that are left out get their \
 defaults. A paused schedule stays paused. `rouse schedule next --help` explains expressions and daylight saving time.
   rouse schedule set nightly report.make '0 3 * * MON-FRI' '{\"kind\": \"sales\"}' --time-zone Europe/Berlin --due-key day\n\
-Needs the role rouse_producer. Exit codes: 0 done · 1 refused, nothing was changed")]
+Needs the role rouse_producer or rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

@@ -17,7 +17,7 @@ use crate::job::cron::DueTimes;
 /// Options of `rouse schedule show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer.\n\
+Needs the role rouse_observer or rouse_operator.\n\
 Outcomes of a due time: enqueued · queued (behind the previous job) · replaced (the previous job was cancelled) · backfilled · \
 manual (rouse schedule run) · skipped (the previous job was live) · missed (this due time was too old, and perhaps earlier ones too) · \
 refused (the job could not be enqueued)\n\

@@ -14,7 +14,7 @@ use crate::cli::text::{as_json, plain, words};
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. `running` is as of the worker's last heartbeat; `timed out` counts the attempts that \
+Needs the role rouse_observer, rouse_operator or rouse_worker. `running` is as of the worker's last heartbeat; `timed out` counts the attempts that \
 timed out since the last `rouse workers clear ID`.\n\
 Exit code: 0, even if there are no workers")]
 pub(super) struct Args {

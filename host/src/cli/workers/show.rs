@@ -16,7 +16,7 @@ use crate::cli::text::{as_json, digest, plain, strings};
 /// Options of `rouse workers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. If the id has had several incarnations, the newest is shown.\n\
+Needs the role rouse_observer, rouse_operator or rouse_worker. If the id has had several incarnations, the newest is shown.\n\
 Exit codes: 0 found · 3 no such worker")]
 pub(super) struct Args {
     #[command(flatten)]
