@@ -86,7 +86,7 @@ impl Settable for Policy {
             "max_attempts",
             1..=1000,
             |of| U32(&mut of.retry.max_attempts),
-            "Attempts in all, the first included",
+            "Maximum number of attempts that end in an error, the first included",
         ),
         Setting::new(
             "retry_initial",

@@ -51,7 +51,7 @@ impl Settable for HostSettings {
             "slots",
             1..=10_000,
             |of: &mut Self| Usize(&mut of.worker.slots),
-            "Attempts at the same time",
+            "Maximum number of attempts at the same time",
         )
         .default_text("4 for each core")
         .option("--slots"),
@@ -92,7 +92,7 @@ impl Settable for HostSettings {
             "promote_after",
             0..=30 * DAY_MS,
             |of: &mut Self| Time(of.worker.promote_after.get_or_insert_default()),
-            "How long a job waits before it goes ahead of newer ones; `0s`: it never does",
+            "How long a job waits before it goes ahead of newer jobs of higher priority; `0s`: it never does",
         ),
         Setting::new(
             "promote_share",
@@ -111,7 +111,7 @@ impl Settable for HostSettings {
             "invoke_max",
             0..=10_000,
             |of: &mut Self| Usize(of.invoke.max.get_or_insert_default()),
-            "Invocations at the same time, in addition to the slots; 0: none",
+            "Maximum number of invocations at the same time, in addition to the slots; 0: none",
         )
         .default_text("as many as slots"),
         Setting::new(
@@ -130,7 +130,7 @@ impl Settable for HostSettings {
             "compilations_max",
             1..=64,
             |of: &mut Self| Usize(&mut of.sandbox.compilations_max),
-            "Compilations at the same time",
+            "Maximum number of compilations at the same time",
         )
         .default_text("one for each core, at most 4"),
         Setting::new(

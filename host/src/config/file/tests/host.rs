@@ -90,7 +90,7 @@ fn the_help_of_an_option_gives_bounds_and_default() {
         ),
         (
             host_help("slots"),
-            "Attempts at the same time, 1 to 10000; default: 4 for each core",
+            "Maximum number of attempts at the same time, 1 to 10000; default: 4 for each core",
         ),
         (
             help("worker_id"),
