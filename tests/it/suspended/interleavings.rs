@@ -3,6 +3,8 @@
 use rouse::job::{Fence, Outcome, Wait};
 use rouse::store::{Locked, Settlement};
 use serde_json::json;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::{call, in_an_hour, none, settle, signal, sleep, suspend, suspended, take};
 use crate::support::TestDb;
@@ -54,6 +56,60 @@ async fn a_signal_waits_for_a_suspension_that_is_about_to_commit_and_ends_it() {
     until_true(&observer, SESSION_WAITS).await;
     suspension.commit().await.unwrap();
     assert!(sending.await.unwrap().get::<_, bool>(0));
+    assert_eq!(claim_one(&store).await.id.0, id);
+}
+
+/// Starts a transaction with a single snapshot, and takes the snapshot.
+async fn with_snapshot(client: &mut Client, level: IsolationLevel) -> Transaction<'_> {
+    let transaction = client.build_transaction().isolation_level(level);
+    let transaction = transaction.start().await.unwrap();
+    let read = "SELECT FROM rouse.job";
+    transaction.execute(read, &[]).await.unwrap();
+    transaction
+}
+
+/// Such a sender sees a running job, and would leave it asleep.
+#[tokio::test]
+async fn a_sender_whose_snapshot_is_older_than_the_wait_is_refused_and_the_signal_is_not_lost() {
+    for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
+        let db = TestDb::new().await;
+        let (mut client, store) = (db.client().await, db.worker().await);
+        let id = enqueue(&client, "x", json!(1)).await;
+        let job = claim_one(&store).await;
+        let sender = with_snapshot(&mut client, level).await;
+        settle(&store, &job, signal(None), Vec::new()).await;
+        let error = sender.query_one(SIGNAL, &[&id]).await.unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert_eq!(error.code(), &SqlState::T_R_SERIALIZATION_FAILURE);
+        assert_eq!(
+            error.message(),
+            format!(
+                "rouse.signal: job {id} has changed since the snapshot of this transaction was taken"
+            )
+        );
+        sender.rollback().await.unwrap();
+        let again = with_snapshot(&mut client, level).await;
+        again.query_one(SIGNAL, &[&id]).await.unwrap();
+        again.commit().await.unwrap();
+        assert_eq!(claim_one(&store).await.id.0, id);
+    }
+}
+
+#[tokio::test]
+async fn a_sender_with_a_snapshot_does_not_keep_a_running_job_from_renewing_its_lease() {
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    let sender = with_snapshot(&mut client, IsolationLevel::RepeatableRead).await;
+    sender.query_one(SIGNAL, &[&id]).await.unwrap();
+    let renewed = store.renew(&[renewal(&job, 60_000)]).await.unwrap();
+    assert_eq!(renewed, [(job.id, None)]);
+    let wait = [settlement(&job, signal(None))];
+    let settled = store.settle(&wait, Locked::Skip).await.unwrap();
+    assert!(settled.locked.contains(&job.id), "it comes back later");
+    sender.commit().await.unwrap();
+    settle(&store, &job, signal(None), Vec::new()).await;
     assert_eq!(claim_one(&store).await.id.0, id);
 }
 
