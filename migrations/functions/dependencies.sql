@@ -375,6 +375,14 @@ BEGIN
 END
 $$;
 
+-- True if a job that waits for others may start at p_at once these have ended: its run_at has passed; or it has none,
+-- and became available when it was enqueued or suspended. If the clock has been set back since, that time lies in the
+-- future, but the job does not wait for it. Inlined.
+CREATE OR REPLACE FUNCTION rouse._is_due(p_available_at timestamptz, p_requested_at timestamptz, p_wait jsonb, p_at timestamptz) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_available_at <= p_at OR p_available_at = p_requested_at OR p_wait IS NOT NULL
+$$;
+
 -- Releases at most `p_max` jobs that wait for these ended chains: a chain that has succeeded counts down the blockers
 -- of each job; a chain that has failed does so for jobs with on_failure 'run', cancels jobs with 'cancel', and leaves
 -- jobs with 'wait' alone. Jobs that do not wait for anything else become ready, or wait for their run_at. Never waits
@@ -432,8 +440,8 @@ BEGIN
     released AS (
         UPDATE rouse.job AS j
         SET blockers = nullif(j.blockers - c.chains, 0),
-            turn = CASE WHEN j.blockers = c.chains AND j.available_at <= at THEN nextval('rouse.turn_seq') END,
-            available_at = CASE WHEN j.blockers = c.chains THEN greatest(j.available_at, at) ELSE j.available_at END
+            turn = CASE WHEN j.blockers = c.chains AND rouse._is_due(j.available_at, j.requested_at, j.wait, at) THEN nextval('rouse.turn_seq') END,
+            available_at = CASE WHEN j.blockers = c.chains AND rouse._is_due(j.available_at, j.requested_at, j.wait, at) THEN at ELSE j.available_at END
         FROM counted AS c WHERE j.id = ANY (ARRAY[c.job])
         RETURNING j.lane, j.turn, j.blockers, c.chains)
     SELECT resolved + coalesce(sum(r.chains), 0), array_agg(DISTINCT r.lane) FILTER (WHERE r.turn IS NOT NULL),

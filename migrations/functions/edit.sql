@@ -100,7 +100,7 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = CASE WHEN rouse._live_job(done.failed) IS NULL THEN 'Retry that job first.' ELSE 'Let this job run as it is, or cancel it.' END;
     END IF;
-    IF live.available_at > at AND live.wait IS NULL THEN
+    IF NOT rouse._is_due(live.available_at, live.requested_at, live.wait, at) THEN
         UPDATE rouse.job AS j SET turn = NULL, available_at = live.available_at WHERE j.id = done.made;
     END IF;
     DELETE FROM rouse.deadline AS d WHERE d.job = live.id;

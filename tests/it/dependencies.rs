@@ -97,6 +97,23 @@ async fn parents_that_end_in_one_batch_release_their_child_in_the_same_transacti
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
 }
 
+/// The time at which it was enqueued then lies in the future, like a `run_at`.
+#[tokio::test]
+async fn a_job_without_a_run_at_is_ready_when_it_is_released_although_the_clock_has_been_set_back()
+{
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let parent = enqueue(&client, "x", json!(1)).await;
+    let child = enqueue_after(&client, "x", json!([parent])).await;
+    let later = "SELECT rouse.enqueue('x', after => $1, run_at => now() + interval '1 minute')";
+    client.query_one(later, &[&json!([parent])]).await.unwrap();
+    let set_back = "UPDATE rouse.job SET requested_at = requested_at + interval '1 hour', available_at = available_at + interval '1 hour'
+                    WHERE blockers > 0";
+    assert_eq!(client.execute(set_back, &[]).await.unwrap(), 2);
+    settle_ready(&store, &[ok()]).await;
+    assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+}
+
 /// Dependencies of the jobs of such a batch are searched in another way.
 #[tokio::test]
 async fn a_batch_of_jobs_whose_ids_are_far_apart_releases_those_that_wait() {

@@ -139,6 +139,17 @@ async fn a_job_with_another_payload_starts_no_earlier_and_waits_for_the_same_job
 }
 
 #[tokio::test]
+async fn a_ready_job_with_another_payload_is_ready_although_the_clock_has_been_set_back() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let old = enqueue(&client, "x", json!(1)).await;
+    let set_back = "UPDATE rouse.job SET requested_at = requested_at + interval '1 hour', available_at = available_at + interval '1 hour'";
+    client.batch_execute(set_back).await.unwrap();
+    let new = replace(&client, old, json!(2)).await;
+    assert_eq!(claim_one(&db.worker().await).await.id.0, new);
+}
+
+#[tokio::test]
 async fn a_job_that_waits_for_its_next_attempt_keeps_its_time_and_its_old_attempts() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -47,6 +47,22 @@ async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends
     );
 }
 
+/// The time at which it was suspended then lies in the future, like the end of a sleep.
+#[tokio::test]
+async fn a_job_that_calls_another_resumes_at_once_although_the_clock_has_been_set_back() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let calls = vec![call("call:a", json!(1))];
+    let none_yet = suspended("call:a", Wait::Calls { jobs: Vec::new() });
+    let id = suspend(&client, &store, none_yet, calls).await;
+    let set_back =
+        "UPDATE rouse.job SET available_at = available_at + interval '1 hour' WHERE id = $1";
+    client.execute(set_back, &[&id]).await.unwrap();
+    let callee = claim_one(&store).await;
+    settle(&store, &callee, result("1"), Vec::new()).await;
+    assert_eq!(claim_one(&store).await.id.0, id);
+}
+
 /// The row of a statement about the only worker: `$1` is its incarnation, and the statement shows `key` as its key.
 async fn as_the_worker(client: &Client, sql: &str, args: &[&(dyn ToSql + Sync)]) -> Row {
     let worker = "SELECT incarnation, key_hash, sha256('key'::bytea) FROM rouse.worker";
