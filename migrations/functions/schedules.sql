@@ -365,10 +365,27 @@ LANGUAGE sql STABLE AS $$
              || jsonb_build_object((p_schedule).due_key, to_char(p_due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')) END
 $$;
 
+-- Enqueues a job of a schedule as `p_id`, and returns its id, or that of the job with which a gate merges it.
+CREATE OR REPLACE FUNCTION rouse._enqueue_of(
+    p_schedule rouse.schedule, p_id bigint, p_payload jsonb, p_run_at timestamptz, p_after jsonb) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT e.id FROM rouse._enqueue(
+        p_id, p_schedule.handler, p_payload, octet_length(p_payload::text), NULL, p_schedule.queue, p_schedule.tenant,
+        -- With the collation of the name, all comparisons in rouse._enqueue would have it, and no index would serve
+        -- them.
+        coalesce(p_schedule.source, 'schedule:' || p_schedule.name COLLATE "default"), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
+        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL, NULL, NULL, false,
+        p_module_schedule => CASE WHEN p_schedule.module_version IS NOT NULL THEN p_schedule.name COLLATE "default" END) AS e);
+END
+$$;
+
 -- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null
 -- if the due time has a job already. Without a due time, it is enqueued in any case. First cancels the live job
 -- `p_replaces`, which the caller has locked. If a gate merges the new job with an earlier one, the id is that of the
--- earlier one; the schedule of a module may not use every job (rouse._check_merged_run). Served by schedule_run_due.
+-- earlier one; the schedule of a module may not use every job (rouse._check_merged_run). If the earlier one has ended,
+-- nothing would run in place of `p_replaces`: then that job is not cancelled, and the due time is skipped. Served by
+-- schedule_run_due and the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse._enqueue_run(
     p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz,
     p_replaces bigint DEFAULT NULL) RETURNS bigint
@@ -385,16 +402,23 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    IF p_replaces IS NOT NULL THEN
-        PERFORM rouse._end(p_replaces, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('schedule', p_schedule.name));
+    IF p_replaces IS NULL THEN
+        merged := rouse._enqueue_of(p_schedule, made, payload, p_run_at, p_after);
+    ELSE
+        BEGIN
+            -- Before the new job is enqueued: otherwise, a gate could merge that one with this one.
+            PERFORM rouse._end(p_replaces, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('schedule', p_schedule.name));
+            merged := rouse._enqueue_of(p_schedule, made, payload, p_run_at, p_after);
+            PERFORM FROM rouse.job AS j WHERE j.id = merged;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION USING ERRCODE = 'RKEPT', MESSAGE = 'a gate keeps the new job out';
+            END IF;
+        EXCEPTION
+            WHEN SQLSTATE 'RKEPT' THEN
+                UPDATE rouse.schedule_run AS r SET job = NULL, outcome = 'skipped' WHERE r.id = run;
+                RETURN NULL;
+        END;
     END IF;
-    merged := (SELECT e.id FROM rouse._enqueue(
-        made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,
-        -- With the collation of the name, all comparisons in rouse._enqueue would have it, and no index would serve
-        -- them.
-        coalesce(p_schedule.source, 'schedule:' || p_schedule.name COLLATE "default"), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
-        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL, NULL, NULL, false,
-        p_module_schedule => CASE WHEN p_schedule.module_version IS NOT NULL THEN p_schedule.name COLLATE "default" END) AS e);
     IF merged <> made THEN
         UPDATE rouse.schedule_run AS r SET job = merged WHERE r.id = run;
     END IF;

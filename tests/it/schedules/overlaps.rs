@@ -212,6 +212,33 @@ async fn overlap_cancel_cancels_the_previous_job() {
     }
 }
 
+/// Otherwise, nothing would run: the gate merges the new job with the cancelled one.
+#[tokio::test]
+async fn overlap_cancel_cancels_nothing_if_a_gate_keeps_the_new_job_out() {
+    let (_db, client, store) = due("cancel").await;
+    let gate = "SELECT rouse.set_gate('one', 'singleton', handler => 'x', during => 'period', period => '1 hour')";
+    client.batch_execute(gate).await.unwrap();
+    fire_due(&store).await;
+    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
+    assert_eq!(claim(&store, 1).await.len(), 1);
+    let mut expected = vec!["enqueued"];
+    for _ in 0..2 {
+        due_again(&client).await;
+        fire_due(&store).await;
+        expected.push("skipped");
+        assert_eq!(outcomes(&client, "a").await, expected);
+        assert_eq!(show(&client, first).await.state, "running");
+    }
+    // A gate that the end of the job opens lets the new one through.
+    let gate = "SELECT rouse.set_gate('one', 'singleton', handler => 'x', during => 'running')";
+    client.batch_execute(gate).await.unwrap();
+    due_again(&client).await;
+    fire_due(&store).await;
+    expected.push("replaced");
+    assert_eq!(outcomes(&client, "a").await, expected);
+    assert_eq!(show(&client, first).await.state, "cancelled");
+}
+
 #[tokio::test]
 async fn overlap_cancel_cancels_nothing_for_a_due_time_that_a_backfill_has_handled() {
     let (_db, client, store) = second_firing("cancel", true).await;
