@@ -68,7 +68,6 @@ BEGIN
                         p_schedule.max_attempts, p_schedule.tags, p_schedule.payload);
     PERFORM rouse._time_ms('lease', p_schedule.lease), rouse._time_ms('timeout', p_schedule.timeout),
             rouse._time_ms('job_timeout', p_schedule.job_timeout);
-    PERFORM rouse._check_payload(octet_length(p_schedule.payload::text), p_schedule.queue);
     IF p_schedule.grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_schedule.grants);
     END IF;
@@ -87,6 +86,8 @@ BEGIN
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.schedule: %', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- With the due time, whose text always has the same length.
+    PERFORM rouse._check_payload(octet_length(rouse._due_payload(p_schedule, now())::text), p_schedule.queue);
 END
 $$;
 

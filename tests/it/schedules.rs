@@ -287,6 +287,11 @@ async fn arguments_that_no_job_could_have_are_refused_with_the_reason() {
             "'a', 'x', to_jsonb(repeat('a', 300000)), cron => '* * * * *'",
             "the payload is 300002 bytes long",
         ),
+        // The due time makes it too large.
+        (
+            "'a', 'x', jsonb_build_object('a', repeat('a', 262130)), cron => '* * * * *', due_key => 'at'",
+            "the payload is 262169 bytes long",
+        ),
     ] {
         let refused = refusal(&client, &format!("SELECT rouse.schedule({args})")).await;
         assert!(refused.contains(why), "{args}: {refused}");
