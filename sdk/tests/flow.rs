@@ -225,6 +225,17 @@ fn a_signal_ends_one_wait_before_its_timeout() {
 }
 
 #[test]
+fn a_wait_for_a_signal_with_a_timeout_of_zero_ends_at_once() {
+    let poll = |ctx: &TestCtx| ctx.wait_signal::<u32>("go", Duration::ZERO);
+    let none = TestCtx::new();
+    assert_eq!(none.attempt(poll).ended().unwrap(), None);
+    assert!(none.waits().is_empty());
+    let sent = TestCtx::new();
+    sent.send_signal("go", json!(7));
+    assert_eq!(sent.attempt(poll).ended().unwrap(), Some(7));
+}
+
+#[test]
 fn without_a_signal_and_a_timeout_the_next_attempt_waits_again() {
     let wait = |ctx: &TestCtx| ctx.wait_signal::<String>("go", None);
     let first = TestCtx::new();

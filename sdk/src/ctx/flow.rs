@@ -157,7 +157,8 @@ impl Ctx {
 
     /// Waits durably for a signal with this name (`rouse.signal(id, name, payload)`), and returns its payload; `None`
     /// after the timeout (a [`Duration`]; with `None`, it waits without a timeout). Each signal ends one wait. A signal
-    /// that arrives before the wait is kept until then. See [`sleep`](Self::sleep) for the rules of waits.
+    /// that arrives before the wait is kept until then. A wait with a timeout of zero does not suspend the attempt. See
+    /// [`sleep`](Self::sleep) for the rules of waits.
     ///
     /// ```
     /// use std::time::Duration;
