@@ -122,6 +122,18 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE 'jobs ' || array_to_string(p_ids[:10], ', ') || CASE WHEN cardinality(p_ids) > 10 THEN ' and others wait' ELSE ' wait' END END
 $$;
 
+-- For function `p_name`, refuses a transaction with a single snapshot: jobs that have been enqueued since, and wait for
+-- what the function deletes, would be invisible.
+CREATE OR REPLACE FUNCTION rouse._refuse_snapshot(p_name text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION 'rouse.%: a transaction with isolation level % may not see all jobs that wait', p_name, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'feature_not_supported', HINT = 'Call it in a transaction with isolation level READ COMMITTED.';
+    END IF;
+END
+$$;
+
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job is
 -- running, and while other jobs wait for it, unless `cascade` is true: then these jobs are cancelled first, whatever
 -- their on_failure is, up to 1,000 in each call. True: the chain is deleted. False: more jobs wait for it, and the next
@@ -141,6 +153,7 @@ DECLARE
     waiting   bigint[] := ARRAY(SELECT d.job FROM (SELECT d.job FROM rouse.dependency AS d WHERE d.chain = first LIMIT 11) AS d ORDER BY 1);
     cancelled bigint[];
 BEGIN
+    PERFORM rouse._refuse_snapshot('delete_chain');
     IF waiting <> '{}' AND cascade IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse: chain % cannot be deleted: % for it', first,
             rouse._format_dependents(waiting)

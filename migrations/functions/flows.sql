@@ -500,6 +500,7 @@ DECLARE
     waiting bigint[];
     chains  bigint[];
 BEGIN
+    PERFORM rouse._refuse_snapshot('delete_flow');
     PERFORM rouse._check_flow('delete_flow', delete_flow.id);
     LOOP
         SELECT array_agg(j.id) FILTER (WHERE j.state = 'running'), coalesce(array_agg(j.id) FILTER (WHERE j.state = 'queued'), '{}') INTO running, queued

@@ -269,6 +269,40 @@ async fn a_chain_that_ends_in_a_transaction_with_an_old_snapshot_still_releases(
     }
 }
 
+/// It does not see the jobs that wait, and would cancel them.
+#[tokio::test]
+async fn a_transaction_with_an_old_snapshot_deletes_neither_a_chain_nor_a_flow() {
+    let db = TestDb::new().await;
+    let (mut operator, client) = (db.client().await, db.client().await);
+    let flow = r#"SELECT rouse.enqueue_flow('[{"name": "a", "handler": "x"}]')"#;
+    let flow: i64 = client.query_one(flow, &[]).await.unwrap().get(0);
+    let parent = "SELECT job FROM rouse.flow($1)";
+    let parent: i64 = client.query_one(parent, &[&flow]).await.unwrap().get(0);
+    for (function, id) in [("delete_chain", parent), ("delete_flow", flow)] {
+        let transaction = operator
+            .build_transaction()
+            .isolation_level(IsolationLevel::RepeatableRead)
+            .start()
+            .await
+            .unwrap();
+        transaction
+            .execute("SELECT FROM rouse.job", &[])
+            .await
+            .unwrap();
+        let child = enqueue_after(&client, "x", json!([parent])).await;
+        let delete = format!("SELECT rouse.{function}($1)");
+        let error = transaction.query_one(&delete, &[&id]).await.unwrap_err();
+        assert_eq!(
+            error.as_db_error().unwrap().message(),
+            format!(
+                "rouse.{function}: a transaction with isolation level REPEATABLE READ may not see all jobs that wait"
+            )
+        );
+        transaction.rollback().await.unwrap();
+        assert_eq!(show(&client, child).await.state, "queued");
+    }
+}
+
 #[tokio::test]
 async fn an_adoption_does_not_wait_for_a_producer_that_has_named_the_job() {
     let db = TestDb::new().await;
