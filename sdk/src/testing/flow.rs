@@ -298,8 +298,9 @@ fn error_of(error: &Error) -> Value {
 /// [`resumed`](Self::resumed) is the next attempt.
 impl TestCtx {
     /// Runs one attempt of a handler: a wait suspends it, unless it has already ended, is a sleep of less than two
-    /// seconds, or is for a signal with a timeout of zero. Jobs that were enqueued, and effects, are dropped unless the handler succeeds. If the abort signal has
-    /// fired, the attempt ends with an error of kind `aborted` instead of a result, because the host drops it.
+    /// seconds, or is for a signal with a timeout of zero. Jobs that were enqueued, and effects, are dropped unless the
+    /// handler succeeds. If the abort signal has fired, the attempt ends with an error of kind `aborted` instead of a
+    /// result, because the host drops it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -387,8 +388,8 @@ impl TestCtx {
         self.recorder.flow.continued_with.borrow().clone()
     }
 
-    /// All waits of the job so far, in order, except sleeps of less than two seconds, and waits for signals that ended at
-    /// once.
+    /// All waits of the job so far, in order, except sleeps of less than two seconds, and waits for signals that ended
+    /// at once.
     pub fn waits(&self) -> Vec<Wait> {
         let record = self.recorder.flow.record.borrow();
         record.waits.iter().map(|(_, wait)| wait.clone()).collect()
