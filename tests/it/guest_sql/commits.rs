@@ -7,10 +7,14 @@ use rouse::store::{Login, Unfit};
 use rouse::worker::{Overrides, Settings};
 use serde_json::{Value, json};
 
+use super::parked::parked;
 use super::shop::{Shop, call, connector};
 use crate::support::TestDb;
 use crate::support::proxy::{COMMIT, Proxy, Side};
 use crate::support::worker::lease;
+
+/// The message COMMIT, to its last byte: the word alone is also part of `READ COMMITTED`, in BEGIN.
+pub(super) const COMMIT: &str = "COMMIT\0";
 
 fn payment() -> Value {
     json!([
@@ -53,9 +57,7 @@ async fn effects_are_committed_once_if_the_connection_is_cut_at_any_message() {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
         let worker = shop.start_with(login, Settings::default()).await;
-        // After this job, the statements of the handler have been checked.
-        let warm = shop.run(json!([])).await;
-        assert_eq!(warm.state, "succeeded");
+        shop.until_all_are_checked().await;
         let held = proxy.hold(words, side);
         let id = shop.enqueue(payment()).await;
         held.caught().await;
@@ -79,7 +81,7 @@ async fn commits_that_got_no_response_are_looked_up_two_at_a_time() {
     let proxy = Proxy::start(&shop.db).await;
     let login = connector(&shop.as_login(proxy.url()));
     let worker = shop.start_with(login, Settings::default()).await;
-    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    shop.until_all_are_checked().await;
     // A third lookup at the same time uses the sequence.
     shop.sql(
         "ALTER FUNCTION rouse.confirm RENAME TO confirm_one;
@@ -184,7 +186,7 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
         ..Settings::default()
     };
     let first = shop.start_with(login, settings()).await;
-    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    shop.until_all_are_checked().await;
     // The transaction of the first worker is frozen before the server sees it.
     let held = proxy.hold("BEGIN ISOLATION", Side::Statement);
     let id = shop.enqueue(payment()).await;
@@ -262,14 +264,8 @@ async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended(
         ..Settings::default()
     };
     let worker = shop.start_with(shop.login(), settings).await;
+    shop.until_all_are_checked().await;
     shop.sql("INSERT INTO orders VALUES (1)").await;
-    let mut script = vec![json!({"run": {"ms": 500}})];
-    script.extend(payment().as_array().unwrap().clone());
-    let id = shop.enqueue(json!(script)).await;
-    shop.until(&format!(
-        "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})"
-    ))
-    .await;
     shop.sql(&format!("ALTER ROLE {} CONNECTION LIMIT 0", shop.role))
         .await;
     shop.sql(&format!(
@@ -277,6 +273,9 @@ async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended(
         shop.role
     ))
     .await;
+    let id = shop.enqueue(payment()).await;
+    // The worker has tried to commit the effects for 5 s.
+    shop.until(&parked("sql.run")).await;
     tokio::time::timeout(Duration::from_secs(60), worker.drain())
         .await
         .expect("it ends");

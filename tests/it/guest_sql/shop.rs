@@ -103,6 +103,14 @@ impl Shop {
         }
     }
 
+    /// Waits until the statements of all handlers have been checked: those of `sql.run`, and then those of handlers that
+    /// come after it in the order of their names, of which the last one is parked. Until then, a message of the login
+    /// may be that of a check.
+    pub(super) async fn until_all_are_checked(&self) {
+        self.until("SELECT coalesce(bool_or(parked IS NOT NULL), false) FROM rouse.handlers WHERE handler = 'sql.two'")
+            .await;
+    }
+
     pub(super) async fn enqueue(&self, script: Value) -> i64 {
         worker::enqueue(&self.client, "sql.run", json!({"script": script})).await
     }
