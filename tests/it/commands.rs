@@ -123,7 +123,14 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(code, 0);
     let record: Value = serde_json::from_str(&record).expect("one JSON object");
     assert_eq!(record["result"]["words"], 2);
-    assert_eq!(record["history"].as_array().unwrap().len(), 3);
+    let history = record["history"].as_array().unwrap();
+    let events: Vec<&str> = history
+        .iter()
+        .filter_map(|event| event["event"].as_str())
+        // The host renews its leases when it starts to listen, and gives back a claim that does not start soon.
+        .filter(|event| !["renewed", "released"].contains(event))
+        .collect();
+    assert_eq!(events, ["requested", "started", "succeeded"]);
 
     let (code, failed) = run(
         &db,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::support::held_up::{IS_HELD_UP, hold_up, hold_up_ends};
 use crate::support::proxy::{ECHO, Proxy, Side};
 use crate::support::worker::{
     TIMEOUT, cancel, ended, enqueue, enqueue_sql, events, show, until, until_true,
@@ -227,19 +228,23 @@ async fn a_drain_refuses_to_start_with_a_source_bound_to_a_missing_handler() {
 async fn an_error_at_the_end_of_a_drain_does_not_hide_its_summary() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
-    enqueue(&client, "noop", json!({"n": 1})).await;
-    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    let folder = folder("", &["noop.wasm"]);
+    // The jobs cannot end before the function is gone.
+    let other = hold_up_ends(&db, &client, "true").await;
+    for n in 1..=2 {
+        enqueue(&client, "noop", json!({"n": n})).await;
+    }
     let drain = Host::spawn(command(
         &db.url(),
         &["queue", "drain", "default", "--json"],
         &folder,
     ));
-    until(&client, running, |job| job.state == "running").await;
+    until_true(&client, IS_HELD_UP).await;
     client
         .batch_execute("ALTER FUNCTION rouse.remaining RENAME TO gone")
         .await
         .unwrap();
+    other.batch_execute("COMMIT").await.unwrap();
     let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(7), "{output}");
     assert!(output.contains("\"succeeded\":2"), "{output}");
@@ -263,7 +268,10 @@ async fn a_drain_leases_its_claims_for_five_minutes_by_default() {
         args.extend(more);
         let drain = Host::spawn(command(&db.url(), &args, &folder));
         until(&client, id, |job| job.state == "running").await;
-        let lease = "SELECT extract(epoch FROM lease_until - claimed_at)::float8 FROM rouse.job";
+        // The drain renews the lease when it starts to listen.
+        let lease = "SELECT extract(epoch FROM j.lease_until - greatest(j.claimed_at, (
+                         SELECT max(r.at) FROM rouse.record AS r WHERE r.job = j.id AND r.event = 'renewed')))::float8
+                     FROM rouse.job AS j";
         let lease: f64 = client.query_one(lease, &[]).await.unwrap().get(0);
         assert!((lease - f64::from(secs)).abs() < 1.0, "{lease}");
         // An admin action ends the job, after which the queue is empty.
@@ -327,17 +335,17 @@ async fn a_signal_ends_a_drain_after_its_running_attempts_and_leaves_the_rest() 
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
-    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
-    let mut command = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
-    command.env("ROUSE_LOG", "info,rouse::job=debug");
-    let drain = Host::spawn(command);
+    // The attempt waits until its first step is recorded.
+    let other = hold_up(&db, &client, "rouse.step", "true").await;
+    let running = enqueue(&client, "test.steps", json!({"between": "nothing"})).await;
+    let args = ["queue", "drain", "default", "--json"];
+    let drain = Host::spawn(command(&db.url(), &args, &folder));
     // A job that is claimed but not started would be released.
-    drain.line(TIMEOUT, |line| {
-        line.contains("started") && line.contains(&format!("job.id={running}"))
-    });
+    until_true(&client, IS_HELD_UP).await;
     drain.signal(libc::SIGTERM);
     drain.line(TIMEOUT, |line| line.contains("stopping: "));
     let left = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
+    other.batch_execute("COMMIT").await.unwrap();
     let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(130), "{output}");
     assert_eq!(ended(&client, running).await.state, "succeeded");

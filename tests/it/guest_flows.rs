@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{
-    TestWorker, ended, enqueue, enqueue_sql, events, events_except_renewals, until_true,
+    TestWorker, ended, enqueue, enqueue_sql, events, events_at_any_speed, until_true,
 };
 
 async fn start(db: &TestDb) -> TestWorker {
@@ -171,7 +171,7 @@ async fn a_call_returns_the_result_and_the_failure_of_the_other_handler() {
     let (id, result, _) = run(&client, "flow.call", square(7)).await;
     assert_eq!(result, json!(49));
     assert_eq!(
-        events_except_renewals(&client, id).await,
+        events_at_any_speed(&client, id).await,
         [
             "requested",
             "started",

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::json;
 use tokio_postgres::Client;
 
 use super::{config, serve};
 use crate::support::database::{connect, migrate};
+use crate::support::held_up::{IS_HELD_UP, hold_up, hold_up_ends};
 use crate::support::worker::{
     TIMEOUT, UNREADABLE_PEEK, ended, enqueue, guests_dir, show, until, until_true,
 };
@@ -20,14 +20,23 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
     let client = db.client().await;
     let config = config("");
     let hosts = [serve(&db, &config, &[]), serve(&db, &config, &[])];
-    client
-        .query(
-            "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n))) FROM generate_series(1, 5000) AS n) AS q",
-            &[],
-        )
-        .await
-        .unwrap();
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let mut enqueued = 0;
+    // On a slow machine, one host may run all jobs before the other one looks.
+    for _ in 0..5 {
+        client
+            .query(
+                "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n))) FROM generate_series(1, 5000) AS n) AS q",
+                &[],
+            )
+            .await
+            .unwrap();
+        enqueued += 5000;
+        until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+        let both = "SELECT count(DISTINCT worker) = 2 FROM rouse.finished";
+        if client.query_one(both, &[]).await.unwrap().get(0) {
+            break;
+        }
+    }
     let row = client
         .query_one(
             "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND uncounted = 0
@@ -41,7 +50,7 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
     let counts: Vec<i64> = (0..5).map(|n| row.get(n)).collect();
     assert_eq!(
         counts,
-        [5000, 5000, 5000, 2, 0],
+        [enqueued, enqueued, enqueued, 2, 0],
         "finished, jobs, first attempts, workers, failed attempts"
     );
     for host in hosts {
@@ -108,36 +117,56 @@ async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
 async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_status_zero() {
     let db = TestDb::new().await;
     let client = db.client().await;
+    // The attempt waits until its first step is recorded.
+    let other = hold_up(&db, &client, "rouse.step", "true").await;
     let host = serve(&db, &config(""), &["--slots", "1"]);
-    let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
+    let running = enqueue(&client, "test.steps", json!({"between": "nothing"})).await;
     // A claim that has not started yet would be released.
-    host.line(TIMEOUT, |line| {
-        line.contains("started") && line.contains("rouse::job")
-    });
+    until_true(&client, IS_HELD_UP).await;
     host.signal(libc::SIGTERM);
     host.line(TIMEOUT, |line| line.contains("stopping"));
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
+    other.batch_execute("COMMIT").await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     assert_eq!(show(&client, running).await.state, "succeeded");
     assert_eq!(show(&client, waiting).await.state, "queued");
 }
 
+/// Waits until the attempt of a job has started: a claim that has not started may be given back.
+fn until_started(host: &Host, id: i64) {
+    host.line(TIMEOUT, |line| {
+        line.contains("started") && line.contains(&format!("job.id={id} "))
+    });
+}
+
+/// Whether no settlement waits for the lock of [`hold_up_ends`], for [`until_true`].
+const NONE_IS_HELD_UP: &str = "SELECT NOT EXISTS (
+    SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')";
+
 #[tokio::test]
 async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let config = config("");
+    // The job does not end before the host is killed.
+    let other = hold_up_ends(&db, &client, "true").await;
     let victim = serve(&db, &config, &["--worker-id", "victim"]);
     let id = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
-    until(&client, id, |job| job.state == "running").await;
+    until_started(&victim, id);
     victim.kill();
+    until_true(&client, NONE_IS_HELD_UP).await;
+    other.batch_execute("COMMIT").await.unwrap();
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = clock_timestamp()")
+        .await
+        .unwrap();
     let successor = serve(&db, &config, &["--worker-id", "successor"]);
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     let rows = client
         .query(
-            "SELECT event, worker FROM rouse.history($1) WHERE event <> 'renewed'",
+            "SELECT event, worker FROM rouse.history($1) WHERE event NOT IN ('renewed', 'released')",
             &[&id],
         )
         .await
@@ -162,12 +191,17 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
 async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
-    let frozen = serve(&db, &config, &["--worker-id", "frozen"]);
+    let short = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    // The job does not end before the host is frozen.
+    let other = hold_up_ends(&db, &client, "true").await;
+    let frozen = serve(&db, &short, &["--worker-id", "frozen"]);
     let id = enqueue(&client, "test.race", json!({"ms": 3000})).await;
-    until(&client, id, |job| job.state == "running").await;
+    until_started(&frozen, id);
     frozen.signal(libc::SIGSTOP);
-    let successor = serve(&db, &config, &["--worker-id", "successor"]);
+    until_true(&client, NONE_IS_HELD_UP).await;
+    other.batch_execute("COMMIT").await.unwrap();
+    // Its own leases are longer.
+    let successor = serve(&db, &config(""), &["--worker-id", "successor"]);
     until(&client, id, |job| job.attempt == 2).await;
     frozen.signal(libc::SIGCONT);
     // According to its own clock, its leases ended while it was frozen, and the guest's sleep may also have ended:
@@ -277,7 +311,7 @@ async fn enqueue_for_a_full_pipe(client: &Client) {
 async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers_requests() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let config = config("[handlers.\"test.*\"]\nlease = \"5s\"");
     let address = format!("127.0.0.1:{}", crate::support::free_port());
     let mut host = serve_unread(&db, &config, &address);
     let long = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
@@ -369,7 +403,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
     host.signal(libc::SIGTERM);
     host.line(TIMEOUT, |line| line.contains("stopping"));
     host.signal(libc::SIGTERM);
-    let (_, output) = host.exit(Duration::from_secs(60));
+    let (_, output) = host.exit(TIMEOUT);
     signal("-CONT");
     assert!(output.contains("worker stopped"), "{output}");
     tokio::task::spawn_blocking(move || server.stop())
@@ -423,7 +457,7 @@ async fn a_host_that_cannot_claim_is_not_ready_even_if_it_renews_leases() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let address = format!("127.0.0.1:{}", crate::support::free_port());
-    let config = config("[handlers.\"test.sleep\"]\nlease = \"2s\"\n");
+    let config = config("[handlers.\"test.sleep\"]\nlease = \"5s\"\n");
     let host = serve(&db, &config, &["--http", &address]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
     until(&client, running, |job| job.state == "running").await;

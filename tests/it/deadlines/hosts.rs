@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::{enforced, one, pass};
 use crate::support::database::{refusal, registration};
 use crate::support::worker::{
-    TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, events_except_renewals, guests_dir, show,
-    until, until_true,
+    TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, events_at_any_speed, guests_dir, show, until,
+    until_true,
 };
 use crate::support::{Host, TestDb};
 
@@ -76,7 +76,7 @@ async fn a_host_whose_only_slot_is_taken_stops_the_attempt_whose_deadline_has_pa
         ("failed", 1),
         "its outcome was refused"
     );
-    let events = events_except_renewals(&client, id).await;
+    let events = events_at_any_speed(&client, id).await;
     assert_eq!(events, ["requested", "claimed", "failed"]);
 }
 

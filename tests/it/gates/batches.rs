@@ -14,7 +14,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{
-    TestWorker, cancel, ended, events_except_renewals, guests_dir, sandbox, until, until_true,
+    TestWorker, cancel, ended, events_at_any_speed, guests_dir, sandbox, until, until_true,
 };
 
 use super::set_gate;
@@ -117,7 +117,7 @@ async fn jobs_of_a_tenant_run_in_one_attempt_each_with_its_own_outcome() {
         }
     }
     for id in [a[0], a[1], alone[0]] {
-        let events = events_except_renewals(&client, id).await;
+        let events = events_at_any_speed(&client, id).await;
         let last = if id == a[1] { "failed" } else { "succeeded" };
         assert_eq!(events, ["requested", "started", last]);
     }
@@ -142,7 +142,7 @@ async fn one_bad_job_does_not_fail_the_others() {
             assert_eq!(result["size"], json!(size), "{bad}");
             // After the run timeout, the rest goes back to the queue.
             if bad != "spins" {
-                let events = events_except_renewals(&client, id).await;
+                let events = events_at_any_speed(&client, id).await;
                 assert_eq!(events, ["requested", "started", "succeeded"], "{bad}");
             }
         }

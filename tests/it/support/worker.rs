@@ -279,12 +279,28 @@ pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// The events of a job that a worker has run, without the renewals of its lease: a worker also renews its leases when
-/// its LISTEN starts, which may be before, during or after the first attempt.
-pub(crate) async fn events_except_renewals(client: &Client, id: i64) -> Vec<String> {
-    let mut events = events(client, id).await;
-    events.retain(|event| event != "renewed");
-    events
+/// The events of a job that a worker has run, oldest first, without those that depend on the speed of the machine. They
+/// are the renewals of its lease: a worker also renews its leases when its LISTEN starts, which may be before, during
+/// or after the first attempt. And the claims that were given back because no attempt had started within a second.
+pub(crate) async fn events_at_any_speed(client: &Client, id: i64) -> Vec<String> {
+    let sql = "SELECT event FROM rouse.history($1)
+               WHERE event <> 'renewed' AND (event <> 'released' OR detail ->> 'started_at' IS NOT NULL)";
+    let rows = client.query(sql, &[&id]).await.expect("read the history");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// The events of a job in the log of a worker, without the claims that it has given back because no attempt had started
+/// within a second, as on a slow machine.
+pub(crate) fn without_returned_claims<T>(events: Vec<T>, name: impl Fn(&T) -> &str) -> Vec<T> {
+    let mut kept: Vec<T> = Vec::new();
+    for event in events {
+        let is_claimed = kept.last().is_some_and(|last| name(last) == "claimed");
+        match is_claimed && name(&event) == "released" {
+            true => _ = kept.pop(),
+            false => kept.push(event),
+        }
+    }
+    kept
 }
 
 /// A job, as the database shows it.
