@@ -156,7 +156,10 @@ async fn a_host_finds_its_database_at_another_address() {
     let done = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, done).await;
     let running = enqueue(&client, "test.sleep", json!({"ms": 2000})).await;
-    until(&client, running, |job| job.state == "running").await;
+    // Started, not only claimed: if the response to a claim is lost, the job waits for the end of its lease.
+    host.line(TIMEOUT, |line| {
+        line.contains(&format!("job.id={running} ")) && line.contains("asleep")
+    });
 
     tokio::task::spawn_blocking(move || drop(before))
         .await
@@ -313,12 +316,11 @@ async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
     for rows in [64, 1] {
         let fill =
             format!("INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, {rows})");
-        while let Ok(()) = client.batch_execute(&fill).await {}
-        client
-            .batch_execute(&fill)
-            .await
-            .map_err(no_room)
-            .unwrap_err();
+        loop {
+            if let Err(error) = client.batch_execute(&fill).await {
+                break no_room(error);
+            }
+        }
     }
     // The producer gets the error, at the latest when the last page of the table is also full.
     loop {
