@@ -5,9 +5,7 @@ use serde_json::json;
 
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{
-    TestWorker, cancel, catalog, enqueue, lease, show, until, until_true,
-};
+use crate::support::worker::{TestWorker, cancel, catalog, enqueue, show, until, until_true};
 
 /// Far more than the buffers of a connection can hold: 64 payloads of 64 KiB that do not compress.
 const JOBS: i64 = 64;
@@ -22,16 +20,16 @@ async fn freeze_a_host_during_the_response_to(statement: &'static str) {
     let client = db.client().await;
     // If a frozen host held a row lock, this test would wait forever.
     client
-        .batch_execute("SET statement_timeout = '10s'")
+        .batch_execute("SET statement_timeout = '1min'")
         .await
         .unwrap();
     let proxy = Proxy::start(&db).await;
-    let settings = || Settings {
-        overrides: lease("*", 5),
-        ..Settings::default()
-    };
-    let frozen =
-        TestWorker::start_through(proxy.store(), db.connector(), settings(), catalog().await);
+    let frozen = TestWorker::start_through(
+        proxy.store(),
+        db.connector(),
+        Settings::default(),
+        catalog().await,
+    );
     let small = enqueue(&client, "noop", json!({"n": 1})).await;
     until(&client, small, |job| job.state == "succeeded").await;
     let response = proxy.hold(statement, Side::Response);
@@ -61,7 +59,12 @@ async fn freeze_a_host_during_the_response_to(statement: &'static str) {
         .get(0);
     assert_eq!(blocked, 0, "no writing transaction waits for the host");
 
-    let other = TestWorker::start(&db, settings()).await;
+    // The leases end at once: after 15 s, the host would give up the response.
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() WHERE state = 'running'")
+        .await
+        .unwrap();
+    let other = TestWorker::start(&db, Settings::default()).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     let run_by_other: i64 = client
         .query_one(

@@ -200,7 +200,7 @@ async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
     };
     let worker = TestWorker::start(&db, settings).await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
-    until(&client, id, |job| job.attempt == 2).await;
+    until(&client, id, |job| job.attempt >= 2).await;
     until_true(
         &client,
         "SELECT bool_and(dead_at IS NULL) AND bool_or(stopped_at IS NOT NULL) FROM rouse.worker",
@@ -282,7 +282,7 @@ async fn a_worker_whose_registration_got_no_response_registers_again() {
     response.release();
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    let twice = "SELECT count(*) = 2 FROM rouse.worker WHERE worker_id = 'mail'";
+    let twice = "SELECT count(*) >= 2 FROM rouse.worker WHERE worker_id = 'mail'";
     until_true(&client, twice).await;
     worker.drain().await;
 }

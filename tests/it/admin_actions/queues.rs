@@ -120,8 +120,11 @@ async fn resuming_a_queue_wakes_a_sleeping_worker() {
         .await
         .unwrap();
     let id = enqueue(&client, "test.echo", json!({})).await;
+    // The worker does not poll.
+    let never = Duration::from_secs(600);
     let settings = Settings {
-        poll_max: Duration::from_secs(60),
+        poll_min: never,
+        poll_max: never,
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;

@@ -87,26 +87,29 @@ async fn matching_live_jobs_are_counted_and_then_cancelled_or_deleted() {
 #[tokio::test]
 async fn a_job_that_ends_before_its_turn_is_skipped() {
     let db = TestDb::new().await;
-    let (mut client, watcher) = (db.client().await, db.client().await);
+    let client = db.client().await;
     let ends = enqueue_sql(&client, "'x'").await;
     let newer = enqueue_sql(&client, "'x'").await;
-    let transaction = client.transaction().await.unwrap();
-    transaction
+    // The newest job comes first: before it is cancelled, the other one ends.
+    let proxy = Proxy::start(&db).await;
+    let cancellation = proxy.hold("rouse.cancel", Side::Statement);
+    let args = ["job", "cancel", "--handler", "x", "--confirm"];
+    let host = start(proxy.url(), &args);
+    cancellation.caught().await;
+    client
         .query("SELECT rouse.complete($1)", &[&ends])
         .await
         .unwrap();
-    let args = ["job", "cancel", "--handler", "x", "--confirm"];
-    let host = start_behind_lock(&db, &watcher, &args).await;
-    transaction.commit().await.unwrap();
-    let (status, output) = host.exit(TIMEOUT);
-    assert_eq!(status.code(), Some(0), "{output}");
+    cancellation.release();
+    let (code, output) = exit(host).await;
+    assert_eq!(code, Some(0), "{output}");
     assert!(
         output.contains("cancelled 1 of the 2 jobs")
             && output.contains("1 job had ended or started before it could be cancelled"),
         "{output}"
     );
-    assert_eq!(show(&watcher, ends).await.state, "succeeded");
-    assert_eq!(show(&watcher, newer).await.state, "cancelled");
+    assert_eq!(show(&client, ends).await.state, "succeeded");
+    assert_eq!(show(&client, newer).await.state, "cancelled");
 }
 
 #[tokio::test]
@@ -343,6 +346,7 @@ async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same
     let host = start(proxy.url(), &args);
     first.caught().await;
     host.signal(libc::SIGINT);
+    host.until_signal_is_taken(TIMEOUT).await;
     first.release();
     let (code, output) = exit(host).await;
     assert_eq!(code, Some(130), "{output}");

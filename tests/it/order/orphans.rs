@@ -142,7 +142,8 @@ async fn a_busy_worker_adopts_orphans_of_a_new_handler_before_it_claims_its_queu
     for _ in 0..5 {
         enqueue(&client, "test.late", json!({})).await;
     }
-    flood(&client, "normal", 1000, 10).await;
+    // Enough to be busy for a minute.
+    flood(&client, "normal", 5000, 10).await;
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(guests_dir()).unwrap() {
         let file = file.unwrap();
@@ -185,7 +186,8 @@ async fn a_worker_that_was_frozen_while_it_adopted_looks_for_orphans_again_befor
         orphans.push(enqueue(&client, "test.sleep", json!({"ms": 1})).await);
     }
     assert_eq!(claim(&dead, 2).await.len(), 2);
-    flood(&client, "normal", 2000, 5).await;
+    // Enough to be busy for half a minute.
+    flood(&client, "normal", 10_000, 5).await;
     let proxy = Proxy::start(&db).await;
     let settings = Settings {
         slots: 2,
