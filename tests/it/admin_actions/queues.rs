@@ -55,6 +55,7 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
     assert!(adopted.is_empty());
     assert_eq!(claim(&store, 9).await, [other]);
 
+    let since = Some(SystemTime::now() - Duration::from_secs(5));
     assert!(is_true(&client, "SELECT rouse.resume_queue('default')", &[]).await);
     assert!(!is_true(&client, "SELECT rouse.resume_queue('default')", &[]).await);
     assert!(!is_true(&client, "SELECT rouse.resume_queue('never')", &[]).await);
@@ -62,7 +63,6 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
     let run_out =
         format!("SELECT lease_until < clock_timestamp() FROM rouse.job WHERE id = {orphan}");
     until_true(&client, &run_out).await;
-    let since = Some(SystemTime::now() - Duration::from_secs(5));
     let recent = PeekParams {
         orphaned_since: since,
         ..looking

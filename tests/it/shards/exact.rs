@@ -61,17 +61,9 @@ async fn a_shard_is_not_taken_over_before_the_last_claim_of_its_worker_is_commit
     enqueue(&client, "noop", 20).await;
     let mut slow = db.client().await;
     register(&slow).await;
-    client
-        .batch_execute("UPDATE rouse.shard_lease SET until = clock_timestamp() + interval '300 ms'")
-        .await
-        .unwrap();
     let claiming = slow.transaction().await.unwrap();
     assert_eq!(claimed(&claiming).await, 20);
-    until_true(
-        &client,
-        "SELECT until < clock_timestamp() FROM rouse.shard_lease",
-    )
-    .await;
+    super::end_lease(&client, "w").await;
     enqueue(&client, "noop", 20).await;
     let other = db.worker().await;
     assert!(lease(&other).await.is_empty(), "the claim is under way");
