@@ -27,9 +27,6 @@ const GRACE: Duration = Duration::from_millis(200);
 /// Measured from the end of the grace: two ticks of 10 ms, with a margin for a busy machine.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The machine may pause during a stop: one of this many is fast.
-const STOPS_MAX: usize = 3;
-
 /// Signals the first progress of an attempt. It never responds to the first step.
 #[derive(Default)]
 struct Hanging(Notify);
@@ -53,14 +50,6 @@ impl Journal for Hanging {
     }
 }
 
-/// The grace of an attempt that is aborted for this reason.
-fn grace(reason: AbortReason) -> Duration {
-    match reason {
-        AbortReason::TakenByAnotherWorker => Duration::ZERO,
-        _ => GRACE,
-    }
-}
-
 /// Aborts an attempt for this reason once it reports that it runs; returns how long it took to stop.
 async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Duration {
     let (abort, journal) = (AbortHandle::new(), Arc::new(Hanging::default()));
@@ -74,13 +63,18 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
     timeout(TIMEOUT, journal.0.notified())
         .await
         .expect("the guest runs");
-    abort.abort(reason, grace(reason));
+    let grace = match reason {
+        AbortReason::TakenByAnotherWorker => Duration::ZERO,
+        _ => GRACE,
+    };
+    abort.abort(reason, grace);
     let run = timeout(TIMEOUT, running)
         .await
         .expect("the end of the run")
         .unwrap();
     let took = abort.aborted_for().expect("an abort");
     assert_eq!(run.end, RunEnd::Aborted(reason));
+    assert!(took < grace + STOP_TIMEOUT, "{reason:?}: {took:?}");
     took
 }
 
@@ -93,7 +87,7 @@ async fn stop_for_every_reason(
 ) {
     let stops = REASONS.map(|reason| {
         let handler = handler.clone();
-        tokio::spawn(async move { stop_soon(&handler, payload, reason).await })
+        tokio::spawn(async move { stop(&handler, payload, reason).await })
     });
     for (reason, stop) in REASONS.into_iter().zip(stops) {
         let took = stop

@@ -204,7 +204,8 @@ async fn a_draining_worker_finishes_its_attempts_and_claims_no_more() {
     let worker = TestWorker::start_with_middlewares(&db, one, held.alone()).await;
     let running = enqueue(&client, "test.sleep", json!({"ms": 1})).await;
     // The attempt must have started: a claim that has not started would be released.
-    until_true(&client, IS_HELD_UP).await;
+    let started = format!("SELECT progress IS NOT NULL FROM rouse.job({running})");
+    until_true(&client, &started).await;
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
     // The signal comes before the end of the attempt.
     tokio::join!(worker.drain(), async { held.release() });
@@ -272,10 +273,8 @@ async fn a_removed_handler_finishes_its_attempts_and_its_queued_jobs_wait() {
     let (catalog, folder) =
         crate::support::worker::watched(&["test_guests.wasm", "noop.wasm"]).await;
     let worker = TestWorker::start_on(&db, settings(), catalog.clone());
-    // The attempt waits until its first step is recorded.
-    let other = hold_up(&db, &client, "rouse.step", "true").await;
-    let running = enqueue(&client, "test.steps", json!({"between": "nothing"})).await;
-    until_true(&client, IS_HELD_UP).await;
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
+    until(&client, running, |job| job.state == "running").await;
     let mut changes = catalog.changed();
     std::fs::remove_file(folder.path().join("test_guests.wasm")).unwrap();
     changes
@@ -283,7 +282,6 @@ async fn a_removed_handler_finishes_its_attempts_and_its_queued_jobs_wait() {
         .await
         .unwrap();
     let waiting = enqueue(&client, "test.sleep", json!({"ms": 1})).await;
-    other.batch_execute("COMMIT").await.unwrap();
     assert_eq!(
         ended(&client, running).await.state,
         "succeeded",

@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 use super::shop::{MODULE, Shop, call};
 use crate::support::database::connect;
 use crate::support::refusals::refuse_inserts;
-use crate::support::worker::{TIMEOUT, guests_dir, lease, show};
+use crate::support::worker::{TIMEOUT, enqueue_sql, guests_dir, lease, show};
 use crate::support::{Host, command, folder_of};
 
 /// Holds the lock of a row in a transaction of its own.

@@ -1,5 +1,7 @@
 //! Outcomes whose settlement fails with its connection.
 
+use std::time::{Duration, Instant};
+
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio::sync::watch;
@@ -101,7 +103,7 @@ async fn a_second_signal_waits_five_seconds_for_an_unconfirmed_outcome_and_names
     let signalled_at = Instant::now();
     let output = host.stop();
     // The host would wait 15 s for the settlement itself.
-    assert!(!output.contains("cannot settle"), "{output}");
+    assert!(signalled_at.elapsed() < Duration::from_secs(14), "{output}");
     let named = output
         .lines()
         .find(|line| line.contains("could not write the last outcomes in time"));

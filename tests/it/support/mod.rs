@@ -8,6 +8,7 @@ pub(crate) mod collector;
 mod command_output;
 pub(crate) mod database;
 pub(crate) mod held_ends;
+pub(crate) mod held_up;
 mod host;
 pub(crate) mod libraries;
 pub(crate) mod old_versions;
