@@ -13,9 +13,6 @@ use crate::support::TestDb;
 use crate::support::proxy::{COMMIT, Proxy, Side};
 use crate::support::worker::lease;
 
-/// The message COMMIT, to its last byte: the word alone is also part of `READ COMMITTED`, in BEGIN.
-pub(super) const COMMIT: &str = "COMMIT\0";
-
 fn payment() -> Value {
     json!([
         {"sql": call("mark_paid", json!([1]))},

@@ -7,7 +7,6 @@ use rouse::worker::{Settings, UnsettledLimits};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use super::commits::COMMIT;
 use super::shop::{Shop, call, connector};
 use crate::support::proxy::{COMMIT, Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue, lease};
