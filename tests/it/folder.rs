@@ -195,21 +195,27 @@ async fn changes_to_the_folder_are_noticed_within_a_second() {
     let noticed = async |condition: &str, is: &dyn Fn(&HandlerSet) -> bool| {
         let started = Instant::now();
         handlers.until(condition, is).await;
-        let took = started.elapsed();
-        assert!(took < Duration::from_secs(1), "{condition} after {took:?}");
+        started.elapsed()
     };
-    handlers.write(
-        "echo.wasm",
-        b"no WebAssembly, so that nothing has to be compiled",
-    );
-    noticed("a new file", &|set| refusal(set, "echo.wasm").is_some()).await;
-    handlers.write("echo.wasm", b"");
-    noticed("a change", &|set| {
-        refusal(set, "echo.wasm").is_some_and(|why| why.contains("empty"))
-    })
-    .await;
-    fs::remove_file(handlers.path("echo.wasm")).unwrap();
-    noticed("a removal", &|set| set.refused.is_empty()).await;
+    let mut took: [Vec<Duration>; 3] = Default::default();
+    // The machine may pause during one of the rounds.
+    for _ in 0..3 {
+        handlers.write(
+            "echo.wasm",
+            b"no WebAssembly, so that nothing has to be compiled",
+        );
+        took[0].push(noticed("a new file", &|set| refusal(set, "echo.wasm").is_some()).await);
+        handlers.write("echo.wasm", b"");
+        let is_empty =
+            |set: &HandlerSet| refusal(set, "echo.wasm").is_some_and(|why| why.contains("empty"));
+        took[1].push(noticed("a change", &is_empty).await);
+        fs::remove_file(handlers.path("echo.wasm")).unwrap();
+        took[2].push(noticed("a removal", &|set| set.refused.is_empty()).await);
+    }
+    for mut rounds in took {
+        rounds.sort_unstable();
+        assert!(rounds[1] < Duration::from_secs(1), "{rounds:?}");
+    }
 }
 
 #[tokio::test]
@@ -342,19 +348,33 @@ async fn restoring_the_serving_version_ends_the_refusal() {
 async fn a_partially_written_file_is_not_loaded() {
     let handlers = Handlers::watched(&[]).await;
     let bytes = echo("test.echo", "1");
-    let mut changed = handlers.catalog.changed();
-    let mut file = fs::File::create(handlers.path("echo.wasm")).unwrap();
-    // A slow writer that is never quiet for 200 ms.
-    for piece in bytes.chunks(bytes.len() / 10 + 1) {
-        file.write_all(piece).unwrap();
-        file.flush().unwrap();
-        tokio::time::sleep(Duration::from_millis(40)).await;
-    }
-    drop(file);
-    while handlers.catalog.current().get("test.echo").is_none() {
-        changed.changed().await.unwrap();
-        let refused = &handlers.catalog.current().refused;
-        assert!(refused.is_empty(), "{refused:?}");
+    loop {
+        let mut changed = handlers.catalog.changed();
+        let mut file = fs::File::create(handlers.path("echo.wasm")).unwrap();
+        let (mut written_at, mut quiet) = (Instant::now(), Duration::ZERO);
+        // A slow writer that is never quiet for 200 ms.
+        for piece in bytes.chunks(bytes.len() / 10 + 1) {
+            quiet = quiet.max(written_at.elapsed());
+            file.write_all(piece).unwrap();
+            file.flush().unwrap();
+            written_at = Instant::now();
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+        drop(file);
+        let mut refused = Vec::new();
+        while handlers.catalog.current().get("test.echo").is_none() {
+            changed.changed().await.unwrap();
+            let set = handlers.catalog.current();
+            refused.extend(set.refused.iter().map(|refused| refused.why.clone()));
+        }
+        if quiet < Duration::from_millis(150) {
+            assert!(refused.is_empty(), "{refused:?}");
+            return;
+        }
+        // This machine has paused, and the writer with it.
+        fs::remove_file(handlers.path("echo.wasm")).unwrap();
+        let is_gone = |set: &HandlerSet| set.get("test.echo").is_none();
+        handlers.until("the file is gone", is_gone).await;
     }
 }
 

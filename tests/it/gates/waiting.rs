@@ -1,9 +1,13 @@
 //! How workers wait for gates.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rouse::job::Fence;
-use rouse::worker::{Intervals, Override, Overrides, Settings};
+use rouse::worker::{
+    AttemptInfo, Intervals, Middleware, Next, Override, Overrides, Running, Settings,
+};
 
 use crate::support::claims::{orders, rand};
 use crate::support::worker::{TestWorker, cancel, ended, until_true};
@@ -80,9 +84,12 @@ async fn a_throttled_key_continues_when_its_gate_opens() {
         took > Duration::from_millis(2100),
         "three periods: {took:?}"
     );
-    // From the first start: before that, the worker compiles its modules.
-    let took = number(&client, RAN_FOR_MS).await;
-    assert!(took < 4_500, "the sweep alone would take longer: {took} ms");
+    // The sweep alone would take longer. The machine may pause during one of the periods.
+    let usual = "SELECT (percentile_cont(0.5) WITHIN GROUP (ORDER BY g.gap) * 1000)::bigint FROM (
+        SELECT extract(epoch FROM claimed_at - lag(claimed_at) OVER (PARTITION BY tenant ORDER BY claimed_at))::float8 AS gap
+        FROM rouse.jobs) AS g";
+    let usual = number(&client, usual).await;
+    assert!(usual < 1_500, "{usual} ms");
     // The time between claims, because a gate counts a start when its job is claimed.
     let closest = "SELECT min(extract(epoch FROM gap) * 1000)::bigint FROM (
         SELECT claimed_at - lag(claimed_at) OVER (PARTITION BY tenant ORDER BY claimed_at) AS gap FROM rouse.jobs) AS g";
@@ -305,6 +312,28 @@ async fn a_change_to_a_gate_opens_lanes_that_it_had_closed_for_a_long_time() {
 /// The time from the first start of a job to the last end, in milliseconds.
 const RAN_FOR_MS: &str = "SELECT (extract(epoch FROM max(f.finished_at) - min(f.started_at)) * 1000)::bigint FROM rouse.finished AS f";
 
+/// Counts the attempts of `test.sleep` that run at the same time.
+#[derive(Default)]
+struct Counter {
+    running: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Middleware for Counter {
+    fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        Box::pin(async move {
+            if attempt.handler != "test.sleep" {
+                return next.run().await;
+            }
+            let running = self.running.fetch_add(1, Ordering::Relaxed) + 1;
+            self.most.fetch_max(running, Ordering::Relaxed);
+            let run = next.run().await;
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            run
+        })
+    }
+}
+
 /// `concurrency` of a handler: on each host, regardless of the keys of its jobs.
 #[tokio::test]
 async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
@@ -331,19 +360,15 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
         overrides: Overrides([("test.sleep".to_owned(), two)].into()),
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, settings).await;
+    let counter = Arc::<Counter>::default();
+    let worker = TestWorker::start_with_middlewares(&db, settings, vec![counter.clone()]).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
-    // An attempt sleeps for 50 ms. Its settlement may be later than the start of the next one.
-    let most = "SELECT max(c.running) FROM (
-        SELECT count(*) AS running FROM rouse.finished AS a JOIN rouse.jobs AS ja ON ja.id = a.id AND ja.handler = 'test.sleep'
-        JOIN rouse.finished AS b ON b.started_at <= a.started_at AND b.started_at + interval '30 ms' > a.started_at
-        JOIN rouse.jobs AS jb ON jb.id = b.id AND jb.handler = 'test.sleep' GROUP BY a.id) AS c";
-    assert_eq!(number(&client, most).await, 2);
+    assert_eq!(counter.most.load(Ordering::Relaxed), 2);
     // A job that waits in line for longer than a second is released. The next one starts at the end of another. The
     // time counts from the first start: before that, the worker compiles its modules.
     let took = number(&client, RAN_FOR_MS).await;
-    assert!(took < 5_000, "30 jobs of 50 ms, two at a time: {took} ms");
+    assert!(took < 15_000, "30 jobs of 50 ms, two at a time: {took} ms");
     let released = "SELECT count(*) FROM rouse.record WHERE event = 'released'";
     assert_eq!(number(&client, released).await, 0);
 }
