@@ -59,6 +59,7 @@ mod sql;
 mod steps;
 mod waits;
 
+use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -243,8 +244,8 @@ impl Store {
 
     /// A connection of the pool. The wait is bounded, because every connection may be waiting for a server that does
     /// not respond.
-    async fn client_with_timeout(&self, timeout: Duration) -> Result<PooledClient, StoreError> {
-        tokio::time::timeout(timeout, self.client())
+    async fn client_with_timeout(&self, timeout: Duration) -> Result<Borrowed<'_>, StoreError> {
+        let client = tokio::time::timeout(timeout, self.client())
             .await
             .map_err(|_| StoreError::Unreachable {
                 target: self.target.clone(),
@@ -252,7 +253,11 @@ impl Store {
                     "no connection of the pool was free or opened within {} s",
                     timeout.as_secs()
                 ),
-            })?
+            })??;
+        Ok(Borrowed {
+            store: self,
+            client: Some(client),
+        })
     }
 
     /// Runs one statement, unnamed, in one round trip.
@@ -297,8 +302,7 @@ impl Store {
         self.query_within(timeout, false, sql, params).await
     }
 
-    /// Runs one statement, with the settings of [`BEGIN_READ`] if `is_page` is true. A connection that got no response
-    /// is given up: its next user would not get one either.
+    /// Runs one statement, with the settings of [`BEGIN_READ`] if `is_page` is true.
     async fn query_within(
         &self,
         timeout: Duration,
@@ -317,13 +321,10 @@ impl Store {
         };
         match tokio::time::timeout_at(until, response).await {
             Ok(response) => {
-                close_if_unfit(client, &response);
+                client.end(&response);
                 Ok(response?)
             }
-            Err(_) => {
-                self.give_up(client);
-                Err(self.no_response(timeout))
-            }
+            Err(_) => Err(self.no_response(timeout)),
         }
     }
 
@@ -348,13 +349,10 @@ impl Store {
         };
         match tokio::time::timeout_at(until, response).await {
             Ok(response) => {
-                close_if_unfit(client, &response);
+                client.end(&response);
                 Ok(response?)
             }
-            Err(_) => {
-                self.give_up(client);
-                Err(self.no_response(RESPONSE_TIMEOUT))
-            }
+            Err(_) => Err(self.no_response(RESPONSE_TIMEOUT)),
         }
     }
 
@@ -371,14 +369,11 @@ impl Store {
         let responses = futures_util::future::try_join_all(responses);
         match tokio::time::timeout_at(until, responses).await {
             Ok(responses) => {
-                close_if_unfit(client, &responses);
+                client.end(&responses);
                 let responses: Vec<Vec<Row>> = responses?;
                 Ok(responses.try_into().expect("a response for each statement"))
             }
-            Err(_) => {
-                self.give_up(client);
-                Err(self.no_response(RESPONSE_TIMEOUT))
-            }
+            Err(_) => Err(self.no_response(RESPONSE_TIMEOUT)),
         }
     }
 
@@ -397,21 +392,10 @@ impl Store {
         let timeout = limit + RESPONSE_TIMEOUT;
         match tokio::time::timeout(timeout, reading).await {
             Ok(response) => {
-                close_if_unfit(client, &response);
+                client.end(&response);
                 response.map_err(StoreError::Refused)
             }
-            Err(_) => {
-                self.give_up(client);
-                Err(self.no_response(timeout))
-            }
-        }
-    }
-
-    /// Closes a connection that got no response.
-    fn give_up(&self, client: PooledClient) {
-        match self.cancels {
-            true => self.connector.abandon(client),
-            false => drop(Object::take(client)),
+            Err(_) => Err(self.no_response(timeout)),
         }
     }
 
@@ -429,24 +413,71 @@ impl Store {
             .client_with_timeout(RESPONSE_TIMEOUT)
             .await
             .map_err(unreachable)?;
-        match tokio::time::timeout(RESPONSE_TIMEOUT, migrate::check(&**client)).await {
-            Ok(checked) => checked,
-            Err(_) => {
-                self.give_up(client);
-                Err(unreachable(self.no_response(RESPONSE_TIMEOUT)))
+        match tokio::time::timeout(RESPONSE_TIMEOUT, migrate::check(&***client)).await {
+            Ok(checked) => {
+                client.put_back();
+                checked
             }
+            Err(_) => Err(unreachable(self.no_response(RESPONSE_TIMEOUT))),
         }
     }
 }
 
-/// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has a different
-/// isolation level, or the server has just ended it. A new connection may reach another server.
-fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::Error>) {
-    let Err(error) = response else {
-        return;
-    };
+/// A connection of the pool, for one call. If the call gets no response in time, or is dropped before it has one (by an
+/// abort, or because the user of a page has left), the connection is closed: the next call would get it, and wait for
+/// that response too.
+struct Borrowed<'a> {
+    store: &'a Store,
+    /// `None` once it is back in the pool.
+    client: Option<PooledClient>,
+}
+
+impl Borrowed<'_> {
+    /// Puts the connection back into the pool after this response, unless its session [`is_unfit`].
+    fn end<T>(mut self, response: &Result<T, tokio_postgres::Error>) {
+        let client = self.client.take();
+        if response.as_ref().is_err_and(is_unfit) {
+            drop(client.map(Object::take));
+        }
+    }
+
+    /// Puts the connection back into the pool.
+    fn put_back(mut self) {
+        self.client = None;
+    }
+}
+
+impl Deref for Borrowed<'_> {
+    type Target = PooledClient;
+
+    fn deref(&self) -> &PooledClient {
+        self.client.as_ref().expect(IS_BORROWED)
+    }
+}
+
+impl DerefMut for Borrowed<'_> {
+    fn deref_mut(&mut self) -> &mut PooledClient {
+        self.client.as_mut().expect(IS_BORROWED)
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        match self.client.take() {
+            Some(client) if self.store.cancels => self.store.connector.abandon(client),
+            Some(client) => drop(Object::take(client)),
+            None => {}
+        }
+    }
+}
+
+const IS_BORROWED: &str = "it is there until the call ends";
+
+/// True if a session cannot do this work: it is read-only, as on a standby, or has a different isolation level, or the
+/// server has just ended it. A new connection may reach another server.
+fn is_unfit(error: &tokio_postgres::Error) -> bool {
     // 25 invalid transaction state.
-    let is_unfit = error
+    let is_invalid = error
         .code()
         .is_some_and(|code| code.code().starts_with("25"));
     // The end of the connection arrives after the error: a retry at once would get the same connection.
@@ -456,9 +487,7 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
             Some(Severity::Fatal | Severity::Panic)
         )
     });
-    if is_unfit || has_ended {
-        drop(Object::take(client));
-    }
+    is_invalid || has_ended
 }
 
 /// Starts the transaction of a read for people. Functions for workers have these settings of their own, but views have

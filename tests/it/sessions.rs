@@ -1,6 +1,7 @@
-//! Sessions of hosts: their settings do not depend on roles and databases, and few of them are used.
+//! Sessions of hosts: their settings do not depend on roles and databases, few of them are used, and none before it has
+//! responded to the last call.
 
-use rouse::job::Fence;
+use rouse::job::{Fence, JobId};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
@@ -8,7 +9,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::claims::{orders, rand};
 use crate::support::database::refusal;
-use crate::support::worker::{TestWorker, ended, enqueue, until_true};
+use crate::support::worker::{SESSION_WAITS, TestWorker, ended, enqueue, until_true};
 
 /// Sets these for sessions of the database that are opened after this call.
 async fn set_for_database(client: &Client, settings: &[(&str, &str)]) {
@@ -145,4 +146,23 @@ async fn a_pool_hands_out_the_connection_that_was_returned_last() {
         let next: i32 = client.query_one(SESSION, &[]).await.unwrap().get(0);
         assert_eq!(next, last);
     }
+}
+
+/// An abort, or a user who leaves a page, drops calls. The next call would get the same connection.
+#[tokio::test]
+async fn a_call_that_is_dropped_before_its_response_does_not_delay_the_next_one() {
+    let db = TestDb::new().await;
+    let (mut owner, client, store) = (db.client().await, db.client().await, db.store());
+    let lock = owner.transaction().await.unwrap();
+    lock.batch_execute("LOCK rouse.job").await.unwrap();
+    let reading = tokio::spawn({
+        let store = store.clone();
+        async move { store.job(JobId(1)).await }
+    });
+    until_true(&client, SESSION_WAITS).await;
+    reading.abort();
+    assert!(reading.await.is_err_and(|error| error.is_cancelled()));
+    // The lock is still held.
+    store.now().await.unwrap();
+    lock.rollback().await.unwrap();
 }
