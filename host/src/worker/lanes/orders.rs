@@ -318,7 +318,10 @@ impl Lanes {
         wanted: usize,
     ) -> Vec<ClaimOrder> {
         let tier = |lanes: &Self, id: &LaneId| Some(lanes.known.get(id)?.tier(lanes.queue_order));
-        let Some(first) = overdue.iter().filter_map(|(id, _)| tier(self, id)).min() else {
+        // Other lanes do not wait for closed ones.
+        let open = overdue.iter().filter(|(id, _)| !self.is_closed(*id));
+        let open: Vec<&(LaneId, OverdueFilter)> = open.collect();
+        let Some(first) = open.iter().filter_map(|(id, _)| tier(self, id)).min() else {
             return Vec::new();
         };
         let mut orders = match first {
@@ -328,12 +331,9 @@ impl Lanes {
         let later = orders.extract_if(.., |order| tier(self, &order.lane) >= Some(first));
         let later: Vec<ClaimOrder> = later.collect();
         self.give_up_turns(&later);
-        let of_tier = overdue
-            .iter()
-            .filter(|(id, _)| tier(self, id) == Some(first));
+        let of_tier = open.iter().filter(|(id, _)| tier(self, id) == Some(first));
         orders.extend(of_tier.filter_map(|(id, filter)| {
-            let known = self.known.get(id).filter(|_| !self.is_closed(*id))?;
-            let order = known.order(After::Recent)?;
+            let order = self.known.get(id)?.order(After::Recent)?;
             let overdue = Some(*filter);
             Some(ClaimOrder { overdue, ..order })
         }));

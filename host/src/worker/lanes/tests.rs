@@ -323,6 +323,10 @@ fn strict_order_puts_the_queue_before_the_priority_also_for_overdue_jobs() {
         "not before the first queue"
     );
     assert!(promoted(&[]).0.is_empty());
+    // A gate is closed, or the worker's login may not claim from lane 30.
+    lanes.close_until(LaneId(30), BootTime::now().plus(Duration::from_secs(30)));
+    let orders = lanes.promoted(&[(LaneId(30), filter), (LaneId(40), filter)], WANTED);
+    assert_eq!(ids(&orders), [20, 40], "the second queue does not wait");
 }
 
 #[test]
