@@ -282,21 +282,12 @@ impl Lanes {
         !self.by_source.is_empty()
     }
 
-    /// The lanes that are served by source, for the next claim, ordered by class. The lanes of a class take turns going
-    /// first. If there are more than fit into one claim, each call returns different ones.
-    pub(super) fn by_source(&mut self) -> Vec<LaneId> {
-        let count = self.by_source.len();
-        let mut lanes: Vec<LaneId> = self
-            .by_source
-            .iter()
-            .take(LANES_PER_CLAIM)
-            .copied()
-            .collect();
-        let next = if count > LANES_PER_CLAIM {
-            LANES_PER_CLAIM
-        } else {
-            1
-        };
+    /// Up to `max` of the lanes that are served by source, for the next claim, ordered by class. The lanes of a class
+    /// take turns going first. If there are more than fit into one claim, each call returns different ones.
+    pub(super) fn by_source(&mut self, max: usize) -> Vec<LaneId> {
+        let (count, max) = (self.by_source.len(), max.min(LANES_PER_CLAIM));
+        let mut lanes: Vec<LaneId> = self.by_source.iter().take(max).copied().collect();
+        let next = if count > max { max } else { 1 };
         self.by_source.rotate_left(next.min(count));
         lanes.sort_by_key(|id| {
             self.known

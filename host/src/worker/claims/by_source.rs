@@ -16,6 +16,11 @@ const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The shortest wait between two restarts ([`Reached`]), unless a job is announced.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 
+/// The maximum number of pairs of a lane and a source in a search. Each costs a lookup, and five bytes of a response
+/// that the server sends while it locks the jobs: it has to fit into the buffers of the connection
+/// (`docs/decisions/claims-commit-before-rows-are-sent.md`).
+const PAIRS_MAX: usize = 16 << 10;
+
 /// The lanes and the sources that a search covers.
 #[derive(Debug, Default)]
 struct Covered {
@@ -202,7 +207,7 @@ impl Claims<'_> {
     ) -> Result<Found, StoreError> {
         let started = Instant::now();
         let lanes = match wanted > 0 && self.finds_by_source() && started >= self.by_source_at {
-            true => self.lanes.by_source(),
+            true => self.lanes.by_source(lanes_max(self.sources.len())),
             false => Vec::new(),
         };
         // Any of these lanes will do: all of them have the same lease.
@@ -312,6 +317,11 @@ impl Claims<'_> {
         }
         self.lanes.mark_active(lane)
     }
+}
+
+/// The maximum number of lanes in a search for this many sources.
+fn lanes_max(sources: usize) -> usize {
+    (PAIRS_MAX / sources.max(1)).max(1)
 }
 
 /// The pause after a search by source that found nothing.
@@ -487,6 +497,12 @@ mod tests {
             reached.restart(next);
             assert_eq!(reached.after(&all), [START; 4]);
         }
+    }
+
+    #[test]
+    fn a_search_for_many_sources_covers_fewer_lanes() {
+        let lanes = [0, 1, 64, 1_000, 1_000_000].map(lanes_max);
+        assert_eq!(lanes, [PAIRS_MAX, PAIRS_MAX, 256, 16, 1]);
     }
 
     #[test]

@@ -490,7 +490,11 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.all().len(), 1);
     for _ in 0..3 {
-        assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
+        assert_eq!(
+            lanes.by_source(LANES_PER_CLAIM),
+            [LaneId(30), LaneId(20)],
+            "by priority"
+        );
     }
     assert_eq!(lanes.adoptable(true).len(), 2);
     assert!(lanes.serves(LaneId(20)) && lanes.mark_active(LaneId(20)));
@@ -498,7 +502,7 @@ fn a_lane_that_is_served_by_source_is_left_out_of_other_claims() {
     assert!(lanes.get(LaneId(30)).is_some());
     // The handler is loaded.
     lanes.serve(|_| Some(SERVED));
-    assert!(lanes.by_source().is_empty());
+    assert!(lanes.by_source(LANES_PER_CLAIM).is_empty());
     assert_eq!(order(&mut lanes).len(), 3);
 }
 
@@ -515,12 +519,12 @@ fn lanes_served_by_source_take_turns_if_they_do_not_fit_one_claim() {
         by_source: true,
         ..SERVED
     };
-    let mut claimed = lanes.by_source();
+    let mut claimed = lanes.by_source(LANES_PER_CLAIM);
     assert_eq!(claimed.len(), LANES_PER_CLAIM);
     // A new lane does not reset the rotation.
     lanes.learn(vec![lane(many + 1, many + 1, Priority::Low)]);
     lanes.serve(|_| Some(by_source));
-    let next = lanes.by_source();
+    let next = lanes.by_source(LANES_PER_CLAIM);
     assert!(next.contains(&LaneId(many + 1)), "it has jobs");
     claimed.extend(next);
     let claimed: HashSet<LaneId> = claimed.into_iter().collect();
@@ -528,7 +532,7 @@ fn lanes_served_by_source_take_turns_if_they_do_not_fit_one_claim() {
     // A lane that a notification names is next.
     let last = *lanes.by_source.back().unwrap();
     assert!(lanes.mark_active(last));
-    assert!(lanes.by_source().contains(&last));
+    assert!(lanes.by_source(LANES_PER_CLAIM).contains(&last));
 }
 
 #[test]
@@ -541,8 +545,13 @@ fn lanes_of_one_class_served_by_source_take_turns_going_first() {
             ..SERVED
         })
     });
-    let first: HashSet<LaneId> = (0..3).map(|_| lanes.by_source()[0]).collect();
+    let first: HashSet<LaneId> = (0..3)
+        .map(|_| lanes.by_source(LANES_PER_CLAIM)[0])
+        .collect();
     assert_eq!(first.len(), 3);
+    // Only two of them fit.
+    let of_two: HashSet<LaneId> = (0..2).flat_map(|_| lanes.by_source(2)).collect();
+    assert_eq!(of_two.len(), 3);
 }
 
 /// The catalog has many more lanes than this worker serves.
