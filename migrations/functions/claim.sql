@@ -36,9 +36,9 @@
 -- rows that were enqueued together are updated together, regardless of lane. The caller knows the order of the lanes.
 -- These are followed by a row without an id for each lane from which gates let no job start now: `closed_by` names the
 -- gates, and `lease_ms` is the number of milliseconds for which they let none start (null: until a job of the key has
--- ended). A lane that the worker's login may not claim from has such a row too, with half a minute: its `closed_by` is
--- `the login`, which is not the name of a gate. Peeks do not check the login: without that row, they would find the
--- lane again at once.
+-- ended). The last rows name the lanes from which the worker's login may not claim: `closed_by` is `the login`, which
+-- is not the name of a gate, and `lease_ms` half a minute. Peeks do not check the login, and would find these lanes
+-- again.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)
@@ -59,7 +59,8 @@ DECLARE
     gated     rouse.gated_lane[];
     -- The lane of each job.
     started   bigint[];
-    forbidden bigint[] := '{}';
+    -- The lanes from which the worker's login may not claim. Null: it has no limits.
+    forbidden bigint[];
 BEGIN
     IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         lanes := rouse._permitted(p_worker, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality));
@@ -157,11 +158,13 @@ BEGIN
             RETURN NEXT;
         END LOOP;
     END IF;
-    lease_ms := 30000;
-    closed_by := '{"the login"}';
-    FOREACH lane IN ARRAY forbidden LOOP
-        RETURN NEXT;
-    END LOOP;
+    IF forbidden IS NOT NULL THEN
+        lease_ms := 30000;
+        closed_by := '{"the login"}';
+        FOREACH lane IN ARRAY forbidden LOOP
+            RETURN NEXT;
+        END LOOP;
+    END IF;
 END
 $$;
 

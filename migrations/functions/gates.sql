@@ -376,19 +376,19 @@ END
 $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`max`) as all gates of its
--- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
--- what is left. Jobs that another transaction has locked do not count there: the claim could not take them, and other
--- lanes would get none for as long as they are locked. So the jobs that count are locked here. The same applies to the
--- batches that are wanted, and locked jobs do not make a batch full. Lanes that p_lanes (null: none) leaves out, and
--- those in shards that p_worker has not leased, get nothing. Waits for other claims through the same gates, so that two
--- claims never use the same room: `at`, the time of the claim, is read after that wait, and the counts stay exact until
--- the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
--- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
--- batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
--- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
--- host/src/store.rs). A claim that waited longer would still be waiting when the host tries again, and each try would
--- add a session as long as a transaction that has changed the gate stays open. Served by lane_id, queue_capped,
--- gate_claims, gate_key_pkey, job_lease, job_ready and job_source.
+-- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources, after p_after as
+-- in rouse.claim_bound; null: of any) get what is left. Jobs that another transaction has locked do not count there:
+-- the claim could not take them, and other lanes would get none for as long as they are locked. So the jobs that count
+-- are locked here. The same applies to the batches that are wanted, and locked jobs do not make a batch full. Lanes
+-- that p_lanes (null: none) leaves out, and those in shards that p_worker has not leased, get nothing, and are null in
+-- `lanes` (null: there are none). Waits for other claims through the same gates, so that two claims never use the same
+-- room: `at`, the time of the claim, is read after that wait, and the counts stay exact until the caller commits.
+-- `gated`: the lanes behind gates that count this claim, or that it may close, for rouse._charge_gates; null: no gate
+-- acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted batches, the jobs of as many attempts.
+-- Waits up to 5 s for a lock; after that, the claim fails with lock_not_available. This is a third of the time that a
+-- host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A claim that waited longer would still be waiting
+-- when the host tries again, and each try would add a session as long as a transaction that has changed the gate stays
+-- open. Served by lane_id, queue_capped, gate_claims, gate_key_pkey, job_lease, job_ready and job_source.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_worker bigint, p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_after bigint[], p_wanted integer,
     p_in_batches boolean,
@@ -710,8 +710,8 @@ BEGIN
 END
 $$;
 
--- The key of a gate for a job that is being enqueued: a JSON array of the job's tenant, as with unique keys, and of the
--- gate's values.
+-- The key of a gate for a job that is being enqueued: a JSON array of its tenant, as with unique keys, and of the
+-- values of the gate.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
     p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
