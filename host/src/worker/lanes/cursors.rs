@@ -20,7 +20,10 @@ impl Lanes {
     /// served then. In a lane that has jobs, or was not read, the cursor never moves forward: the jobs may be before
     /// that position. `paused`: the queues whose lanes the last sweep has not read.
     pub(in crate::worker) fn rewind(&mut self, paused: &HashSet<String>) {
-        for (id, known) in &mut self.known {
+        for id in &self.served {
+            let Some(known) = self.known.get_mut(id) else {
+                continue;
+            };
             let [oldest, newer] = known.marks;
             let was_read = !self.gates.is_closed(*id) && !paused.contains(&*known.lane.queue);
             let is_empty = was_read && !self.active.contains(*id);
