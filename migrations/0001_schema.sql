@@ -906,9 +906,9 @@ CREATE UNLOGGED TABLE rouse.sleeper (
     queue  text NOT NULL,
     until  timestamptz NOT NULL
 );
--- These indexes serve reads of requests that have not ended: of any, of those for a queue, and of those of a worker. Each
--- request leaves an old version of its row, which a transaction that is open all day keeps; these come before the range
--- that is read. With a key, a new row would be compared with all of them.
+-- These indexes serve reads of requests that have not ended: of any, of those for a queue, and of those of a worker.
+-- Each request leaves an old version of its row, which a transaction that is open all day keeps; these come before the
+-- range that is read. With a key, a new row would be compared with all of them.
 CREATE INDEX sleeper_until ON rouse.sleeper (until);
 CREATE INDEX sleeper_queue ON rouse.sleeper (queue, until);
 CREATE INDEX sleeper_worker ON rouse.sleeper (worker, until);

@@ -49,9 +49,9 @@ BEGIN
     -- Served by lane_id.
     SELECT l.queue, l.worker, s.salt INTO queue_name, inbox_of, salt
     FROM (SELECT l.queue, l.worker FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1) AS l CROSS JOIN rouse.wake_salt AS s;
-    -- In a transaction with a single snapshot, workers that fell asleep later are invisible.
-    -- Comparisons of rows, which only sleeper_queue can serve: with sleeper_until, a commit would read the requests of all
-    -- workers for all queues.
+    -- Comparisons of rows, which only sleeper_queue can serve: with sleeper_until, a commit would read the requests of
+    -- all workers for all queues. In a transaction with a single snapshot, workers that fell asleep later are not
+    -- visible.
     IF EXISTS (SELECT FROM rouse.sleeper AS s
                WHERE (s.queue, s.until) > (queue_name, at) AND (s.queue, s.until) <= (queue_name, 'infinity'::timestamptz)
                  AND (inbox_of IS NULL OR s.worker = inbox_of))

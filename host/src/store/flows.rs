@@ -57,8 +57,8 @@ impl Store {
         Ok(shown.map(|ShownJson(flow)| flow))
     }
 
-    /// A row of `rouse.flows`, and up to `limit` of its jobs with later chains than `after` (`None`: from the first), as
-    /// `listed`; `None` if the flow does not exist.
+    /// A row of `rouse.flows`, and up to `limit` of its jobs with later chains than `after` (`None`: from the first),
+    /// as `listed`; `None` if the flow does not exist.
     pub async fn flow_page(
         &self,
         id: i64,

@@ -62,8 +62,8 @@ impl Store {
         Ok(rows.first().map_or(0.0, |row| row.get(0)))
     }
 
-    /// One job with its history, which has one event for all renewals of an attempt, with their number (`times`). `None`
-    /// if the job does not exist or is no longer kept.
+    /// One job with its history, which has one event for all renewals of an attempt, with their number (`times`).
+    /// `None` if the job does not exist or is no longer kept.
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         self.read_job(include_str!("read_merged.sql"), id).await
     }

@@ -1,5 +1,5 @@
--- One job with its history, as in read.sql, but of the renewals of an attempt only the last, with their number (`times`,
--- if there are several): an attempt that runs for a month may have a million. Reads as much as rouse.history
+-- One job with its history, as in read.sql, but of the renewals of an attempt only the last, with their number
+-- (`times`, if there are several): an attempt that runs for a month may have a million. Reads as much as rouse.history
 -- (migrations/functions/views.sql), but returns few events. No row if the job does not exist.
 WITH events AS MATERIALIZED (
     SELECT h.*, count(*) OVER same AS times,

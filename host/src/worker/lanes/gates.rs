@@ -1,6 +1,6 @@
 //! Lanes in which gates do not let any job start for now. Claims skip them until they open: after a while, or when a
-//! job of their key has ended. Lanes that the worker pauses (`worker/unbound.rs`), and those from which its login may not
-//! claim, are closed in the same way.
+//! job of their key has ended. Lanes that the worker pauses (`worker/unbound.rs`), and those from which its login may
+//! not claim, are closed in the same way.
 //!
 //! The database decides what a gate permits, and reports to the worker which lanes are closed. Other workers do not
 //! announce the ends of their jobs: a worker whose job has ended claims the next one itself. In case that worker has
