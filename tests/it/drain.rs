@@ -338,8 +338,9 @@ async fn a_signal_ends_a_drain_after_its_running_attempts_and_leaves_the_rest() 
     // The attempt waits until its first step is recorded.
     let other = hold_up(&db, &client, "rouse.step", "true").await;
     let running = enqueue(&client, "test.steps", json!({"between": "nothing"})).await;
-    let args = ["queue", "drain", "default", "--json"];
-    let drain = Host::spawn(command(&db.url(), &args, &folder));
+    let mut command = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
+    command.env("ROUSE_LOG", "info");
+    let drain = Host::spawn(command);
     // A job that is claimed but not started would be released.
     until_true(&client, IS_HELD_UP).await;
     drain.signal(libc::SIGTERM);
