@@ -10,8 +10,7 @@
 --
 -- No signal is lost: rouse.signal locks the row of the job (FOR KEY SHARE) until it commits, as producers that name a
 -- parent do. A suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the
--- sender waits, and sees the wait. A sender with a single snapshot for the whole transaction would not see a wait that
--- has started since: it fails (rouse._refuse_changed).
+-- sender waits, and sees the wait.
 
 -- Those of the listed jobs that the job has called, according to its steps. Others are left out, because a suspension
 -- locks the jobs that it waits for. Served by step_job.
@@ -129,29 +128,9 @@ BEGIN
 END
 $$;
 
--- Fails if a live job has changed since the snapshot of the caller's transaction, which has a single one. Postgres does
--- not report this to rouse.signal, because the lock FOR KEY SHARE does not conflict with such a change. Waits for a
--- concurrent change of the job. Served by the primary key.
-CREATE OR REPLACE FUNCTION rouse._refuse_changed(p_id bigint) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM rouse.job AS j WHERE j.id = p_id FOR NO KEY UPDATE;
-    -- Releases this lock: with it, the lease of the job could not be renewed until the caller commits.
-    RAISE EXCEPTION USING ERRCODE = 'RSAME', MESSAGE = 'has not changed';
-EXCEPTION
-    WHEN SQLSTATE 'RSAME' THEN
-        RETURN;
-    WHEN serialization_failure THEN
-        RAISE EXCEPTION 'rouse.signal: job % has changed since the snapshot of this transaction was taken', p_id
-            USING ERRCODE = 'serialization_failure',
-                  HINT = 'Repeat the transaction, or use the isolation level READ COMMITTED.';
-END
-$$;
-
 -- Sends a signal to a job, in the caller's transaction. True: the job has the signal, which ends the wait for it, now
 -- or when that wait starts. False: the job has ended. Raises an error if the job does not exist or is no longer kept,
--- or if it has 1,000 signals that no wait has taken. With an isolation level above READ COMMITTED, also if the job has
--- changed since the snapshot.
+-- or if it has 1,000 signals that no wait has taken.
 --
 -- Served by the primary key and signal_job. Waits for a settlement of the job that is about to commit.
 CREATE OR REPLACE FUNCTION rouse.signal(id bigint, name text, payload jsonb DEFAULT 'null') RETURNS boolean
@@ -174,9 +153,6 @@ BEGIN
     IF rouse._lock_live(signal.id) IS NULL THEN
         PERFORM rouse._ended_job(signal.id);
         RETURN false;
-    END IF;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM rouse._refuse_changed(signal.id);
     END IF;
     IF (SELECT count(*) FROM (SELECT FROM rouse.signal AS g WHERE g.job = signal.id LIMIT 1000) AS g) = 1000 THEN
         RAISE EXCEPTION 'rouse.signal: job % has 1000 signals that it has not waited for yet', signal.id
