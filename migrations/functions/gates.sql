@@ -903,6 +903,17 @@ BEGIN
             (k.until - clock_timestamp()) * (old.max::double precision * new.period_ms / (new.max::double precision * old.period_ms)),
             new.burst::double precision / new.max * new.period_ms * interval '1 millisecond')
         WHERE k.gate = new.name AND k.until > clock_timestamp();
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.period_ms <> old.period_ms THEN
+        PERFORM rouse._lock('gate', old.name);
+        -- The starts of the last period count for the new one.
+        UPDATE rouse.gate_key AS k
+        SET until = k.until + (new.period_ms - old.period_ms) * interval '1 millisecond'
+        WHERE k.gate = new.name;
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'singleton' AND new.period_ms IS DISTINCT FROM old.period_ms THEN
+        -- A key is closed for the new period, from the enqueue of its last job.
+        UPDATE rouse.gate_key AS k
+        SET until = k.since + coalesce(new.period_ms, 0) * interval '1 millisecond'
+        WHERE k.gate = new.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'debounce' AND new.period_ms < old.period_ms THEN
         -- Bursts end within the new period. A later end would be taken for one from before the clock was set back.
         UPDATE rouse.gate_key AS k

@@ -370,6 +370,26 @@ async fn a_shorter_period_does_not_end_a_burst_at_once() {
     assert_eq!(enqueue(&client, "a", "").await, first);
 }
 
+/// A longer period closes a key again; a shorter one opens it.
+#[tokio::test]
+async fn a_new_period_of_a_singleton_counts_from_the_last_enqueue() {
+    let options = |period: &str| {
+        format!("'one', 'singleton', handler => 'a', during => 'period', period => '{period}'")
+    };
+    let (_db, client) = gate(&options("1 day")).await;
+    let first = enqueue(&client, "a", "").await;
+    let earlier = "UPDATE rouse.gate_key SET since = since - interval '1 hour', until = until - interval '1 hour'";
+    client.batch_execute(earlier).await.unwrap();
+    let shown = "SELECT count(*) FROM rouse.gate_keys('one')";
+    set_gate(&client, &options("30 minutes")).await;
+    assert_eq!(number(&client, shown).await, 0, "it is open");
+    set_gate(&client, &options("2 hours")).await;
+    assert_eq!(number(&client, shown).await, 1);
+    assert_eq!(enqueue(&client, "a", "").await, first);
+    set_gate(&client, &options("1 second")).await;
+    assert_ne!(enqueue(&client, "a", "").await, first);
+}
+
 #[tokio::test]
 async fn many_jobs_in_one_call_give_way_to_each_other() {
     let (_db, client) = gate("'one', 'singleton', handler => 'a', key => '{$.doc}'").await;

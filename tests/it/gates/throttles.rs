@@ -1,6 +1,6 @@
 //! Throttles: how many jobs start in a period.
 
-use rouse::store::Locked;
+use rouse::store::{Leftover, Locked};
 
 use crate::support::claims::{claim, result, settlement};
 use crate::support::worker::{SESSION_WAITS, until_true};
@@ -173,4 +173,21 @@ async fn a_bucket_is_full_if_the_clock_is_set_back_by_more_than_its_burst_takes(
     );
     assert_eq!(claim(&store, 9).await.len(), 1);
     assert_eq!(claim(&store, 9).await.len(), 0, "the new starts count");
+}
+
+#[tokio::test]
+async fn earlier_starts_count_for_a_longer_period() {
+    let (db, client) = gate("'rate', 'throttle', max => 1, period => '1 minute'").await;
+    let store = db.worker().await;
+    for _ in 0..2 {
+        enqueue(&client, "a", "").await;
+    }
+    assert_eq!(claim(&store, 2).await.len(), 1);
+    set_gate(&client, "'rate', 'throttle', max => 1, period => '1 day'").await;
+    // Has the same effect as if this time had passed.
+    let later = "UPDATE rouse.gate_key SET starts = ARRAY[starts[1] - interval '2 minutes'], until = until - interval '2 minutes'";
+    client.batch_execute(later).await.unwrap();
+    let deletion = store.delete_leftovers(Leftover::GateKeys, None);
+    assert_eq!(deletion.await.unwrap().deleted, 0);
+    assert_eq!(claim(&store, 2).await.len(), 0);
 }
