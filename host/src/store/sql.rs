@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, SimpleQueryMessage};
+use tokio_postgres::{Client, SimpleQueryMessage, Statement as PreparedStatement};
 
 use self::check::EffectText;
 pub use self::check::{CheckedStatement, Unfit};
@@ -315,7 +315,7 @@ impl Store {
                     join_all(preparing),
                 )
             };
-            let run_all = async |settings: &str, prepared: &HashMap<&str, Prepared>| {
+            let run_all = async |settings: &str, prepared: &HashMap<&str, PreparedStatement>| {
                 // In one list, so that they are sent in this order.
                 let responses = messages.iter().map(async |message| match message {
                     Message::Settings => set(&session, settings).await,
@@ -330,16 +330,20 @@ impl Store {
                 let nothing = HashMap::new();
                 let ((started, fenced, _), responses) =
                     tokio::join!(opening, run_all(&settings, &nothing));
-                return (started, fenced, responses);
+                return (started, fenced, Ok(responses));
             }
             let (started, fenced, prepared) = opening.await;
-            let names = often.iter().map(|statement| &*statement.name);
-            let prepared: HashMap<&str, Prepared> = names.zip(prepared).collect();
-            let again = match started.as_deref().map(last_value) {
-                Ok(Some(path)) => settings_again(limits.statement_timeout, lock_wait, path),
-                Ok(None) | Err(_) => settings,
+            let responses = match by_name(&often, prepared) {
+                Ok(prepared) => {
+                    let again = match started.as_deref().map(last_value) {
+                        Ok(Some(path)) => settings_again(limits.statement_timeout, lock_wait, path),
+                        Ok(None) | Err(_) => settings,
+                    };
+                    Ok(run_all(&again, &prepared).await)
+                }
+                Err(why) => Err(why),
             };
-            (started, fenced, run_all(&again, &prepared).await)
+            (started, fenced, responses)
         };
         let timeout = limits.statement_timeout * TRANSACTION_TIMEOUT_FACTOR + RESPONSE_SLACK;
         let started_at = Instant::now();
@@ -439,6 +443,19 @@ fn run_often<'a>(calls: &[Vec<CheckedCall<'a>>]) -> Vec<&'a CheckedStatement> {
     often.map(|(statement, _)| statement).collect()
 }
 
+/// These statements by their names, once they are prepared.
+fn by_name<'a>(
+    statements: &[&'a CheckedStatement],
+    prepared: Vec<Result<PreparedStatement, tokio_postgres::Error>>,
+) -> Result<HashMap<&'a str, PreparedStatement>, CommitError> {
+    let by_name = statements.iter().zip(prepared);
+    let by_name = by_name.map(|(statement, prepared)| match prepared {
+        Ok(prepared) => Ok((&*statement.name, prepared)),
+        Err(error) => Err(statement_failure((&error).into(), statement)),
+    });
+    by_name.collect()
+}
+
 /// The first value of the last row.
 fn last_value(messages: &[SimpleQueryMessage]) -> Option<&str> {
     messages.iter().rev().find_map(|message| match message {
@@ -446,9 +463,6 @@ fn last_value(messages: &[SimpleQueryMessage]) -> Option<&str> {
         _ => None,
     })
 }
-
-/// A statement that is prepared for one transaction.
-type Prepared = Result<tokio_postgres::Statement, tokio_postgres::Error>;
 
 /// Sends settings within a transaction.
 async fn set(client: &Client, settings: &str) -> Response {
@@ -458,17 +472,13 @@ async fn set(client: &Client, settings: &str) -> Response {
     }
 }
 
-/// Runs one statement of a transaction.
+/// Runs one statement of a transaction. `prepared`: the statement, if it is prepared for this transaction.
 async fn run(
     client: &Client,
     statement: &CheckedStatement,
-    prepared: Option<&Prepared>,
+    prepared: Option<&PreparedStatement>,
     values: &[TextParam],
 ) -> Response {
-    let prepared = match prepared.map(Result::as_ref).transpose() {
-        Ok(prepared) => prepared,
-        Err(error) => return Response::Failed(error.into()),
-    };
     let rows = match (&statement.effect, prepared) {
         (EffectText::Plain(_), Some(prepared)) => client.execute_raw(prepared, values).await,
         (EffectText::Plain(sql), None) => {
@@ -497,12 +507,12 @@ async fn run(
 }
 
 /// The first response that is an error, or has a wrong number of rows. All responses after it only report that the
-/// transaction has failed.
+/// transaction has failed. `responses`: to these messages, none of which was sent if a statement cannot be prepared.
 fn refusal(
     started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
     messages: &[Message<'_>],
-    responses: Vec<Response>,
+    responses: Result<Vec<Response>, CommitError>,
 ) -> Option<CommitError> {
     if let Err(error) = started {
         return Some(CommitError::Failed((&error).into()));
@@ -520,6 +530,10 @@ fn refusal(
             _ => CommitError::Failed(error),
         });
     }
+    let responses = match responses {
+        Ok(responses) => responses,
+        Err(why) => return Some(why),
+    };
     for (message, response) in messages.iter().zip(responses) {
         match (message, response) {
             (Message::Settings | Message::Timeouts, Response::Rows(_)) => {}

@@ -274,7 +274,7 @@ async fn a_transaction_timeout_of_the_login_does_not_end_its_transactions() {
     worker.drain().await;
 }
 
-/// Something else than the attempt may have set the timeout.
+/// Something other than the attempt may have set the timeout.
 #[tokio::test]
 async fn a_transaction_that_the_server_ends_for_its_duration_costs_no_attempt() {
     for when in [

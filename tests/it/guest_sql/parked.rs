@@ -112,6 +112,32 @@ async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt(
     assert_eq!(shop.ended(second).await.state, "succeeded");
 }
 
+/// Statements that run several times in a transaction are prepared before all others.
+#[tokio::test]
+async fn a_statement_that_can_no_longer_be_prepared_parks_its_handler_and_costs_no_attempt() {
+    let shop = Shop::open().await;
+    let worker = shop.start().await;
+    let script = |first: i64| {
+        let mut script = vec![json!({"sql": call("add_line", json!([first, 0]))})];
+        script.extend((first..first + 4).map(|id| json!({"sql": call("add_order", json!([id]))})));
+        json!(script)
+    };
+    assert_eq!(shop.run(script(1)).await.state, "succeeded");
+    shop.sql("ALTER TABLE orders RENAME id TO number").await;
+    let second = shop.enqueue(script(5)).await;
+    shop.until(&parked("sql.run")).await;
+    shop.until(&format!(
+        "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {second}"
+    ))
+    .await;
+    worker.drain().await;
+    shop.sql("ALTER TABLE orders RENAME number TO id").await;
+    let _worker = shop.start().await;
+    assert_eq!(shop.ended(second).await.state, "succeeded");
+    assert_eq!(shop.count("orders").await, 8);
+    assert_eq!(shop.count("ledger").await, 2);
+}
+
 /// The attempt that checks the statements first cannot know this, and fails.
 #[tokio::test]
 async fn an_attempt_whose_statements_were_found_to_fit_again_in_the_meantime_tries_again() {

@@ -15,7 +15,7 @@ async fn settings_of_one_job_are_reset_for_the_next_one() {
     let _worker = shop.start_with(shop.login(), settings).await;
     for (name, value) in [
         ("search_path", "nowhere"),
-        ("statement_timeout", "1"),
+        ("statement_timeout", "4321ms"),
         ("my.note", "left"),
         ("transform_null_equals", "on"),
         ("default_transaction_read_only", "on"),

@@ -39,20 +39,20 @@ pub(super) const RESET: &str =
 /// Fails on a standby.
 const WRITABLE: &str = "BEGIN READ WRITE; ROLLBACK";
 
-/// Switches off `transaction_timeout` (Postgres 17 and later). The other timeouts have no effect while its value is
-/// shorter than theirs, although its timer may have been started with an earlier, long value. And a transaction that
-/// always takes longer than a timeout of the login would be tried again until the lease ends.
-const NO_TRANSACTION_TIMEOUT: &str =
-    "SELECT pg_catalog.set_config('transaction_timeout', '0', true)
-     WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL";
-
-/// The timeouts of a transaction. They are set again after each statement, which may have changed them with
+/// Sets the timeouts of a transaction. They are set again after each statement, which may have changed them with
 /// `set_config`, or called a function that has: without timeouts, the row of the job would stay locked for as long as
 /// its host is frozen. All other settings remain for the next statement of the job.
+///
+/// Switches off `transaction_timeout`, which Postgres has from 17 on. The other timeouts have no effect while its value
+/// is shorter than theirs, although its timer may have been started with an earlier, long value. And a transaction that
+/// always takes longer than a timeout of the login would be tried again until the lease ends.
 pub(super) fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
-        "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
-         SET LOCAL idle_in_transaction_session_timeout = {}; {NO_TRANSACTION_TIMEOUT}",
+        "SELECT pg_catalog.set_config('statement_timeout', '{}', true),
+                pg_catalog.set_config('lock_timeout', '{}', true),
+                pg_catalog.set_config('idle_in_transaction_session_timeout', '{}', true),
+                CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
+                     THEN pg_catalog.set_config('transaction_timeout', '0', true) END",
         statement_timeout.as_millis(),
         statement_timeout.min(lock_wait).as_millis(),
         NEXT_MESSAGE_TIMEOUT.as_millis(),
