@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rouse::worker::{AttemptInfo, Middleware, Next, Running};
 use tokio::sync::watch;
 
-/// A middleware. Some attempts do not end before the test releases them; until then, their jobs are running, and their
+/// Middleware. Some attempts do not end before the test releases them; until then, their jobs are running, and their
 /// leases are renewed.
 pub(crate) struct HeldEnds {
     /// `None`: those of every handler.
@@ -35,7 +35,7 @@ impl HeldEnds {
         })
     }
 
-    /// The middlewares of a worker that has only this one.
+    /// The middleware of a worker that has no other.
     pub(crate) fn alone(self: &Arc<Self>) -> Vec<Arc<dyn Middleware>> {
         vec![self.clone()]
     }

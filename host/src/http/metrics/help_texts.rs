@@ -109,7 +109,7 @@ const GAUGES: [(&str, &str); 13] = [
 const HISTOGRAMS: [(&str, &str); 5] = [
     (
         "rouse_attempt_seconds",
-        "The time in the sandbox, without the own time of middlewares.",
+        "The time in the sandbox, without that of middleware.",
     ),
     (
         "rouse_wait_seconds",

@@ -55,7 +55,7 @@ pub struct JobInput {
 pub struct RunReport {
     /// How it ended.
     pub end: RunEnd,
-    /// The time that the run took: without that of middlewares, which wrap it. Zero if there was no run.
+    /// The time that the run took, without that of the middleware around it. Zero if there was no run.
     pub wall: Duration,
     /// The resources that it used; `None` if it ended before its payload was checked.
     pub used: Option<Usage>,
@@ -127,7 +127,7 @@ impl Sandbox {
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
-            // Here, because middlewares may take time of their own before the run.
+            // Here, because middleware may take time before it starts the run.
             let started = Instant::now();
             let attempt = sandbox.attempt(&handler, jobs, abort, journal, profile);
             let mut report = catch_panic(attempt)

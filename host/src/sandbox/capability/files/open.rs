@@ -47,13 +47,13 @@ impl Files<'_> {
         let about = self.about(fd, &request.path, request.writes());
         let permit = self.count_one().await?;
         let (changes, quota, at) = (request.changes(), self.fds.quota(fd), self.descriptor(fd)?);
-        let (how, flags) = (request.how, request.open);
+        let (how, open_flags) = (request.how, request.open);
         let mut growth = None;
         let mut before = Size::default();
         if changes {
             self.changes()?;
             before = self.size_at(fd, how, &request.path).await;
-            if flags.contains(OpenFlags::CREATE) && before == Size::default() {
+            if open_flags.contains(OpenFlags::CREATE) && before == Size::default() {
                 growth = self.growth(fd, Size::one_file());
             }
         }
@@ -76,7 +76,7 @@ impl Files<'_> {
             if let Descriptor::File(file) = &opened.descriptor {
                 quota.ledger.opened(&file.file);
             }
-            if flags.contains(OpenFlags::TRUNCATE) {
+            if open_flags.contains(OpenFlags::TRUNCATE) {
                 quota.ledger.freed(Size::bytes(before.bytes));
             }
         }
