@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rouse::sandbox::{
     Catalog, Grant, Grants, HostPattern, HttpGrant, HttpScheme, Limits, Mode, Sandbox, Secret,
@@ -189,14 +188,12 @@ async fn a_job_can_lower_the_memory_and_time_limits_of_its_handler() {
     let job = run(&client, "test.alloc", alloc, json!({})).await;
     assert_eq!(job.state, "succeeded");
 
-    let started = Instant::now();
     let job = run(&client, "test.spin", json!({}), json!({"timeout": "200ms"})).await;
     assert_eq!(job.state, "timed_out");
     assert!(names_the_job(&job, "timeout"), "{job:?}");
     let job = run(&client, "test.spin", json!({}), json!({"cpu": "100ms"})).await;
     assert_eq!(job.error.as_ref().unwrap()["kind"], "out_of_cpu");
     assert!(names_the_job(&job, "cpu"), "{job:?}");
-    assert!(started.elapsed() < Duration::from_secs(60));
     worker.drain().await;
 }
 

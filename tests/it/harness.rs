@@ -1,10 +1,9 @@
 //! Tests of the test harness itself.
 
-use std::{process::Command, time::Duration};
+use std::process::Command;
 
+use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb, database::connect, postgres_major, skip};
-
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn each_test_has_a_database_of_its_own() {

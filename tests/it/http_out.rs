@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::{
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::sandbox_guest::{TIMEOUT, job};
 use crate::support::web::web;
 use crate::support::worker::guests_dir;
-use crate::support::{attempt, scratch};
+use crate::support::{attempt, scratch, until_quicker_than};
 
 /// A public address that these tests treat as an address of this machine.
 const OWN: &str = "93.184.215.14";
@@ -348,13 +348,14 @@ async fn the_number_and_the_size_of_requests_are_limited() {
         responses[4]
     );
 
-    let started = Instant::now();
-    let responses = guests
-        .responses("test.http.private", json!([get("/silence"), get("/half")]))
-        .await;
-    assert_eq!(responses[0]["kind"], "http_timeout");
-    assert!(error(&responses[1]).contains("timeout"), "{}", responses[1]);
-    assert!(started.elapsed() < Duration::from_secs(10));
+    until_quicker_than(Duration::from_secs(10), async || {
+        let responses = guests
+            .responses("test.http.private", json!([get("/silence"), get("/half")]))
+            .await;
+        assert_eq!(responses[0]["kind"], "http_timeout");
+        assert!(error(&responses[1]).contains("timeout"), "{}", responses[1]);
+    })
+    .await;
 
     // This sandbox has no `ca_file`, so it does not trust the authority of the server.
     let tls = json!([{"url": https("/untrusted")}]);
@@ -391,18 +392,15 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
         while web().seen("/silence/abort").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        abort.abort(AbortReason::Cancelled, TIMEOUT);
-        Instant::now()
+        // Much longer than the guest may run here.
+        let grace = Duration::from_secs(3600);
+        abort.abort(AbortReason::Cancelled, grace);
     };
-    let (run, aborted_at) = tokio::join!(
+    let (run, ()) = tokio::join!(
         guests.run_with("test.http.private", payload, abort.clone()),
         abort_while_waiting
     );
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
-    assert!(
-        aborted_at.elapsed() < Duration::from_secs(5),
-        "the abort took effect only at the end of the grace"
-    );
 }
 
 #[tokio::test]
