@@ -531,7 +531,7 @@ async fn a_host_that_cannot_read_the_audit_outbox_keeps_working() {
     assert_eq!(ended(&client, id).await.state, "succeeded");
 }
 
-/// `examples/embed`: a custom middleware, with the command line and the settings of the shipped binary.
+/// `examples/embed`: custom middleware, with the command line and the settings of the shipped binary.
 #[tokio::test]
 async fn a_program_of_twenty_lines_adds_middleware_to_the_rouse_command() {
     let db = TestDb::new().await;
