@@ -20,9 +20,9 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 /// own middleware, for traces and metrics, wraps all of it. The run timeout and the abort signal act on the sandbox,
 /// inside all middleware; the time that middleware takes counts neither towards the run timeout nor in
 /// [`RunReport::wall`] and the metric `rouse_attempt_seconds`. Middleware that calls [`Next::instead`] decides how the
-/// attempt ends, without a guest. If middleware panics, the attempt is lost, as if its host had died. Middleware runs on
-/// the guest threads, so it must not block. The lease is renewed while it runs, so middleware that never ends keeps its
-/// slot forever, and a host that stops waits for it until a second signal.
+/// attempt ends, without a guest. If middleware panics, the attempt is lost, as if its host had died. Middleware runs
+/// on the guest threads, so it must not block. The lease is renewed while it runs, so middleware that never ends keeps
+/// its slot forever, and a host that stops waits for it until a second signal.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};
