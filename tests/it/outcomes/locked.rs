@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rouse::worker::{Settings, UnsettledLimits};
 use serde_json::json;
-use tokio_postgres::Client;
 
 use crate::support::held_ends::HeldEnds;
+use crate::support::held_up::hold_up_ends;
 use crate::support::worker::{
     TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, lease, show, until, until_true,
 };
@@ -14,33 +14,12 @@ use crate::support::{Host, TestDb, command, folder, until_quicker_than};
 
 use super::settings;
 
-/// From now on, the ends of jobs that match this condition need a lock. The session that is returned holds it until the
-/// end of its transaction. `public.held_up` counts how often they have tried.
-pub(super) async fn hold_up(db: &TestDb, client: &Client, condition: &str) -> Client {
-    let other = db.client().await;
-    other
-        .batch_execute("BEGIN; SELECT pg_advisory_xact_lock(77001)")
-        .await
-        .unwrap();
-    let sql = format!(
-        "CREATE SEQUENCE public.held_up;
-         CREATE FUNCTION public.take_lock() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-             PERFORM nextval('public.held_up');
-             PERFORM pg_advisory_xact_lock(77001);
-             RETURN NEW;
-         END $$;
-         CREATE TRIGGER take_lock BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.take_lock()"
-    );
-    client.batch_execute(&sql).await.unwrap();
-    other
-}
-
 /// For example, attempts that enqueue jobs with the unique key of a job whose producer has not committed yet.
 #[tokio::test]
 async fn outcomes_that_an_open_transaction_holds_up_do_not_block_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let other = hold_up(&db, &client, "(NEW.payload ->> 'n')::integer >= 1000").await;
+    let other = hold_up_ends(&db, &client, "(NEW.payload ->> 'n')::integer >= 1000").await;
     let worker = TestWorker::start(&db, settings()).await;
     client
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(900, 1199) AS n))")
@@ -74,7 +53,7 @@ async fn outcomes_that_an_open_transaction_holds_up_do_not_block_others() {
 async fn a_stop_waits_for_outcomes_that_locks_block_until_the_end_of_the_drain_timeout() {
     let db = TestDb::new().await;
     let (client, producer) = (db.client().await, db.client().await);
-    let other = hold_up(&db, &client, "NEW.payload ->> 'n' = '2'").await;
+    let other = hold_up_ends(&db, &client, "NEW.payload ->> 'n' = '2'").await;
     // The drain lasts much longer than the attempt at the second job, which is still running at the signal.
     let folder = folder(
         "drain_timeout = \"16s\"\n[handlers.\"*\"]\nlease = \"10m\"\n",

@@ -7,11 +7,11 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::database::drop_all_partitions;
+use crate::support::held_up::hold_up_ends;
 use crate::support::refusals::{refuse_inserts, warnings_become_rare};
 use crate::support::worker::{TestWorker, ended, enqueue, lease, show, until, until_true};
 use crate::support::{Host, TestDb, command, folder};
 
-use super::locked::hold_up;
 use super::settings;
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
 async fn a_stop_retries_outcomes_that_cannot_be_written_until_their_leases_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let other = hold_up(&db, &client, "NEW.payload ->> 'n' = '1'").await;
+    let other = hold_up_ends(&db, &client, "NEW.payload ->> 'n' = '1'").await;
     fill_disk(&client, "NEW.payload ->> 'n' = '2'").await;
     let short = Settings {
         overrides: lease("noop", 2),
